@@ -38,6 +38,7 @@ from ._library import (
     Memory,
     OpenParams,
     Operation,
+    Order,
     Outcome,
     SubmitParams,
     last_error,
@@ -64,7 +65,6 @@ class Request:
     rows = None  # of the result of a push_pull_rows, once it has ended
     came = None  # of an elastic job, once it has ended: its Outcome
     turn = None  # of the first of several requests: (the client's turns, their name)
-    ordinal = 0  # its number among those that all ranks submit in one order, from 1; 0: none of them
 
     def __init__(self, client, pointer, keep, by_rows=False):
         self._client = client
@@ -152,8 +152,6 @@ class Request:
         if status != -errno.ETIMEDOUT and not self._ended:
             if status:
                 self.error = error_from(status, text)
-            if status == -errno.EILSEQ:
-                self._client.disagreed = max(self._client.disagreed, self.ordinal)
             if self._by_rows:
                 rows = ctypes.c_uint64()
                 if self._client.lib.bps_request_rows(self._pointer, ctypes.byref(rows)) == 0:
@@ -315,8 +313,6 @@ class Client:
         self._older_tensors = {}  # likewise, of those before
         self.turns = weakref.WeakValueDictionary()  # name: its last Handle, of operations of more than one request
         self.orders = None  # the thread whose operations without names all ranks submit in one order: init()'s
-        self.ordinals = 0  # under the lock: operations submitted in that order
-        self.disagreed = 0  # the last of them that was another one on another rank
         self.outstanding = {}  # requests in the order of their submission; the values are of no use
         self.completer = None  # under the lock: who watches requests for others; has a stop(), called at the end
         self.closed = False  # the library's client is gone
@@ -456,22 +452,32 @@ class Client:
         return tensor
 
     def orders_here(self):
-        """Whether operations that this thread begins without names have one order on all ranks. Not in an elastic job:
-        ranks that are lost may have done something else.
-        """
-        return self.orders == threading.get_ident() and not self.elastic
+        """Whether operations that this thread begins without names have one order on all ranks, Order.CALLS."""
+        return self.orders == threading.get_ident()
 
-    def submit(self, tensor, params, keep, device=None, stream=None, ordered=False):
-        """device: whose memory input and output are, which has stream(): the handle of the one that is current there.
+    def take_ordinal(self):
+        """The place in Order.CALLS of what is submitted later, by another thread. 0 in an elastic job."""
+        ordinal = ctypes.c_uint64()
+        with self.mutex:
+            self.check_open()
+            self.call(self.lib.bps_client_take_ordinal, self.pointer, Order.CALLS, ctypes.byref(ordinal))
+        return ordinal.value
 
-        ordered: all ranks submit it in one order with others of these, one thread at a time.
-        """
+    def differed(self, order=Order.CALLS):
+        """The last place in an order at which ranks have differed; 0: none."""
+        self.check_process()  # before the lock, which another thread may have held at the fork
+        with self.mutex:
+            self.check_open()
+            return self.lib.bps_client_differed(self.pointer, order)
+
+    def submit(self, tensor, params, keep, device=None, stream=None):
+        """device: whose memory input and output are, which has stream(): the handle of the one that is current there."""
         params.size = ctypes.sizeof(SubmitParams)
         if device is not None:
             params.memory, params.stream = Memory.CUDA, device.stream() if stream is None else stream
         by_rows = params.operation == Operation.PUSH_PULL_ROWS
         arguments = (self.lib.bps_submit, tensor, ctypes.byref(params))
-        request = self._start(keep, *arguments, by_rows=by_rows, device=device, counted=params if ordered else None)
+        request = self._start(keep, *arguments, by_rows=by_rows, device=device)
         if device is not None:
             self.warn()
         return request
@@ -490,20 +496,17 @@ class Client:
     def barrier(self, timeout=None):
         return self._start(None, self.lib.bps_barrier, self.pointer, milliseconds(timeout))
 
-    def _start(self, keep, function, *arguments, by_rows=False, device=None, counted=None):
-        """counted: parameters that get the next ordinal; one that is refused takes none."""
+    def _start(self, keep, function, *arguments, by_rows=False, device=None):
         pointer = ctypes.c_void_p()
         while True:
             with self.mutex:
                 self.check_open()
                 if self.late or self.late_error is not None:
                     self.raise_late()
-                if counted is not None:
-                    counted.ordinal = self.ordinals + 1
                 if device is None:
                     status = function(*arguments, ctypes.byref(pointer))
                     if status == 0:
-                        return self._started(Request(self, pointer.value, keep, by_rows), counted)
+                        return self._started(Request(self, pointer.value, keep, by_rows))
                     text = last_error(self.lib)
                 else:
                     self.inside += 1
@@ -512,8 +515,8 @@ class Client:
             with self.mutex:
                 if status == 0:
                     if by_rows:
-                        return self._started(Request(self, pointer.value, keep, by_rows), counted)
-                    return self._started(DeviceRequest(self, pointer.value, keep, device), counted)
+                        return self._started(Request(self, pointer.value, keep, by_rows))
+                    return self._started(DeviceRequest(self, pointer.value, keep, device))
                 error = error_from(status, text)
                 oldest = next(iter(self.outstanding), None)
                 swept = self.sweep() if status == -errno.EAGAIN else 0
@@ -522,10 +525,8 @@ class Client:
             if not swept:
                 oldest.wait_on_host()
 
-    def _started(self, request, counted):
+    def _started(self, request):
         """Under the lock."""
-        if counted is not None:
-            self.ordinals = request.ordinal = counted.ordinal
         self.outstanding[request] = None
         return request
 

@@ -55,6 +55,12 @@ class Operation(enum.IntEnum):
     ACCUMULATE = 8
 
 
+class Order(enum.IntEnum):
+    NONE = 0
+    CALLS = 1
+    PROGRAMS = 2
+
+
 class Unavailable:
     """A reduction that other libraries have: programs may name it, and are told a way out when they use it."""
 
@@ -166,6 +172,7 @@ class SubmitParams(ctypes.Structure):
         ("stream", c_void_p),
         ("all_ranks", c_int),
         ("ordinal", c_uint64),
+        ("order", c_int),
     ]
 
 
@@ -202,6 +209,8 @@ _PROTOTYPES = {
     "bps_tensor_free": (None, [c_void_p]),
     "bps_submit": (c_int, [c_void_p, POINTER(SubmitParams), _OUT]),
     "bps_barrier": (c_int, [c_void_p, c_int64, _OUT]),
+    "bps_client_take_ordinal": (c_int, [c_void_p, c_int, POINTER(c_uint64)]),
+    "bps_client_differed": (c_uint64, [c_void_p, c_int]),
     "bps_request_poll": (c_int, [c_void_p]),
     "bps_request_outcome": (c_int, [c_void_p, POINTER(Outcome)]),
     "bps_request_rows": (c_int, [c_void_p, POINTER(c_uint64)]),

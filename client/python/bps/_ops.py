@@ -15,7 +15,7 @@ import weakref
 from . import _client
 from ._completer import completer_of
 from ._errors import BpsError, BpsMembershipError, BpsTimeoutError, BpsValueError
-from ._library import VARIABLE, DType, Operation, Reduction, SubmitParams
+from ._library import VARIABLE, DType, Operation, Order, Reduction, SubmitParams
 
 
 class Span:
@@ -211,18 +211,19 @@ def tensor_name(operation, name, dtype, count):
     return f"{operation}.noname.{dtype.name.lower()}.{size}"
 
 
-def tensor_after(client, full):
+def tensor_after(client, full, order=Order.CALLS):
     """The name that takes full's place among operations in one order. Once ranks have differed, they have come to a
     tensor differently often, and go on with others.
     """
-    return f"{full}.after.{client.disagreed}" if client.disagreed else full
+    differed = client.differed(order)
+    return f"{full}.after.{differed}" if differed else full
 
 
 def _in_order(client, name, full):
-    """(the name of a call's tensor, whether it is in one order with others). name: the caller's; full: the tensor's."""
+    """(the name of a call's tensor, the order in which it is). name: the caller's; full: the tensor's."""
     if name is not None or not client.orders_here():
-        return full, False
-    return tensor_after(client, full), True
+        return full, Order.NONE
+    return tensor_after(client, full), Order.CALLS
 
 
 def _counts(values):
@@ -246,16 +247,20 @@ def _submit(client, name, elements, source, target, operation, stream=None, **mo
         priority=more.get("priority", 0),
         timeout_ms=_client.milliseconds(more.get("timeout")),
         all_ranks=more.get("all_ranks", False),
+        ordinal=more.get("ordinal", 0),
+        order=more.get("order", Order.NONE),
     )
     device = target.device or source.device
-    return client.submit(tensor, params, (source.owner, target.owner), device, stream, more.get("ordered", False))
+    return client.submit(tensor, params, (source.owner, target.owner), device, stream)
 
 
-def push_pull(source, target, reduction, name=None, priority=0, timeout=None, all_ranks=False):
+def push_pull(source, target, reduction, name=None, priority=0, timeout=None, all_ranks=False, ordinal=0):
+    """ordinal: the place that was taken for a call without a name, whose tensor is called name."""
     client = _client.current()
-    full, ordered = _in_order(client, name, tensor_name("push_pull", name, source.dtype, source.count))
+    full, order = _in_order(client, name, tensor_name("push_pull", name, source.dtype, source.count))
     more = {"reduction": reduction, "priority": priority, "timeout": timeout, "all_ranks": all_ranks}
-    return _submit(client, full, source.count, source, target, Operation.PUSH_PULL, ordered=ordered, **more)
+    more.update(order=order, ordinal=ordinal)
+    return _submit(client, full, source.count, source, target, Operation.PUSH_PULL, **more)
 
 
 def accumulate(source, target, name, priority=0, timeout=None, all_ranks=False):
@@ -323,18 +328,28 @@ def push_pull_rows(source, table, target, reduction, name=None, priority=0, time
 
 
 def broadcast(
-    span, root, name=None, priority=0, kind="broadcast", variable=False, timeout=None, ordered=None, client=None
+    span,
+    root,
+    name=None,
+    priority=0,
+    kind="broadcast",
+    variable=False,
+    timeout=None,
+    order=None,
+    ordinal=0,
+    client=None,
 ):
-    """In place: span holds what is sent on the root, and what has come elsewhere. ordered: None: as the name says.
+    """In place: span holds what is sent on the root, and what has come elsewhere. order: None: as the name says.
 
-    client: None: that of the ranks over which this thread begins operations.
+    ordinal: as for push_pull(). client: None: that of the ranks over which this thread begins operations.
     """
     client = client or _client.current()
     root = client.number_of(root)
     elements = VARIABLE if variable else span.count
     full, by_name = _in_order(client, name, tensor_name(kind, name, span.dtype, elements))
     source = Span(span.address if client.rank == root else None, span.dtype, span.count, device=span.device)
-    more = {"root": root, "priority": priority, "timeout": timeout, "ordered": by_name if ordered is None else ordered}
+    more = {"root": root, "priority": priority, "timeout": timeout, "order": by_name if order is None else order}
+    more["ordinal"] = ordinal
     return _submit(client, full, elements, source, span, Operation.BROADCAST, **more)
 
 
@@ -342,14 +357,14 @@ def barrier(timeout=None):
     client = _client.current()
     if client.elastic:
         return client.barrier(timeout)
-    full, ordered = _in_order(client, None, "barrier.noname")
-    return named_barrier(client, full, timeout, ordered)
+    full, order = _in_order(client, None, "barrier.noname")
+    return named_barrier(client, full, timeout, order)
 
 
-def named_barrier(client, full, timeout, ordered):
+def named_barrier(client, full, timeout, order):
     tensor = client.declare(full, DType.UINT8, 0)
-    params = SubmitParams(operation=Operation.BARRIER, timeout_ms=_client.milliseconds(timeout))
-    return client.submit(tensor, params, None, ordered=ordered)
+    params = SubmitParams(operation=Operation.BARRIER, timeout_ms=_client.milliseconds(timeout), order=order)
+    return client.submit(tensor, params, None)
 
 
 def _int64_span(values):
@@ -389,8 +404,8 @@ def _ranks_gathered(request, full, size):
 def all_gather_equal(source, target, name, timeout=None):
     """As many elements of each rank, known beforehand: target has room for all."""
     client = _client.current()
-    full, ordered = _in_order(client, name, tensor_name("all_gather_equal", name, source.dtype, source.count))
-    more = {"timeout": timeout, "ordered": ordered}
+    full, order = _in_order(client, name, tensor_name("all_gather_equal", name, source.dtype, source.count))
+    more = {"timeout": timeout, "order": order}
     return _submit(client, full, source.count, source, target, Operation.ALL_GATHER, **more)
 
 
@@ -405,15 +420,15 @@ def gather_factors(source, target, size, name=None, timeout=None):
     return _ranks_gathered(request, "a product over ranks", size)
 
 
-def all_gather(span, rows, row, make, name=None, timeout=None, ordered=None):
+def all_gather(span, rows, row, make, name=None, timeout=None, order=None):
     """Steps. span: rows of row elements. make(rows) gives (result, Span). Returns (result, rows of each rank).
 
-    ordered: None: as the name says.
+    order: None: as the name says.
     """
     client = _client.current()
     stream = span.device and span.device.stream()  # what follows may be done by another thread
     full, by_name = _in_order(client, name, tensor_name("all_gather", name, span.dtype, VARIABLE))
-    first = {"timeout": timeout, "ordered": by_name if ordered is None else ordered}
+    first = {"timeout": timeout, "order": by_name if order is None else order}
     _, mine = _int64_span([rows, row])
     size = client.size
     table, all_of_them = _int64_span([0] * (2 * size))
@@ -436,7 +451,7 @@ def all_to_all(span, rows, row, splits, make, name=None, timeout=None):
     """
     client = _client.current()
     stream = span.device and span.device.stream()
-    full, ordered = _in_order(client, name, tensor_name("all_to_all", name, span.dtype, VARIABLE))
+    full, order = _in_order(client, name, tensor_name("all_to_all", name, span.dtype, VARIABLE))
     if len(splits) != client.size or min(splits) < 0 or sum(splits) != rows:
         raise BpsValueError(
             errno.EINVAL,
@@ -444,7 +459,7 @@ def all_to_all(span, rows, row, splits, make, name=None, timeout=None):
         )
     _, mine = _int64_span([value for n in splits for value in (n, row)])
     table, others = _int64_span([0] * (2 * client.size))
-    first = {"timeout": timeout, "ordered": ordered}
+    first = {"timeout": timeout, "order": order}
     request = _submit(client, full + ".rows", 2 * client.size, mine, others, Operation.ALL_TO_ALL, **first)
     yield _in_turn(client, request, full)
     _check_rows(client, table[1::2], row, full)
@@ -481,8 +496,8 @@ def scatter_rows(rows):
 
 def reduce_scatter(source, target, row, rows, reduction, name=None, timeout=None):
     client = _client.current()
-    full, ordered = _in_order(client, name, tensor_name("reduce_scatter", name, source.dtype, source.count))
-    more = {"counts": _counts([n * row for n in rows]), "reduction": reduction, "timeout": timeout, "ordered": ordered}
+    full, order = _in_order(client, name, tensor_name("reduce_scatter", name, source.dtype, source.count))
+    more = {"counts": _counts([n * row for n in rows]), "reduction": reduction, "timeout": timeout, "order": order}
     return _submit(client, full, source.count, source, target, Operation.REDUCE_SCATTER, **more)
 
 
@@ -498,9 +513,9 @@ def broadcast_object(obj, root, name=None, timeout=None):
     mine = client.rank == client.number_of(root)  # now: in an elastic job another may be root's number before this ends
     data = bytearray(pickle.dumps(obj)) if mine else None
     size, size_span = _int64_span([len(data) if data is not None else 0])
-    name, ordered = _in_order(client, name, "noname" if name is None else name)
+    name, order = _in_order(client, name, "noname" if name is None else name)
     more = {"kind": "broadcast_object", "timeout": timeout, "client": client}  # also in the thread that goes on
-    yield broadcast(size_span, root, f"{name}.size", ordered=ordered, **more)
+    yield broadcast(size_span, root, f"{name}.size", order=order, **more)
     if data is None:
         data = bytearray(size[0])
     if size[0]:
@@ -519,8 +534,8 @@ def allgather_object(obj, name=None, timeout=None):
         gathered = bytearray(size)
         return gathered, _bytes_span(gathered)
 
-    name, ordered = _in_order(_client.current(), name, "noname" if name is None else name)
-    gathered, sizes = yield from all_gather(_bytes_span(data), len(data), 1, make, f"object.{name}", timeout, ordered)
+    name, order = _in_order(_client.current(), name, "noname" if name is None else name)
+    gathered, sizes = yield from all_gather(_bytes_span(data), len(data), 1, make, f"object.{name}", timeout, order)
     objects, start = [], 0
     for size in sizes:
         objects.append(pickle.loads(memoryview(gathered)[start : start + size]))

@@ -28,7 +28,7 @@ from torch._C import _distributed_c10d as c10d
 from .. import _ops
 from .._client import run_interruptible
 from .._errors import BpsCanceledError, BpsError, BpsTimeoutError
-from .._library import VARIABLE, SubmitParams
+from .._library import VARIABLE, Order, SubmitParams
 from .._ops import Handle, tensor_after
 from . import _devices, _futures
 from . import _process_group_moves as moves
@@ -88,7 +88,7 @@ def _steps(requests, moved, result):
     return result
 
 
-def _submit(client, name, move, timeout_ms, stream=None, ordered=False):
+def _submit(client, name, move, timeout_ms, stream=None, order=Order.NONE):
     client.check_process()  # before any lock, which another thread may have held at the fork
     tensor = client.declare(name, move.dtype, VARIABLE)
     source, target = move.source, move.target
@@ -104,8 +104,9 @@ def _submit(client, name, move, timeout_ms, stream=None, ordered=False):
         receive_counts=moves.counts_array(move.receive_counts),
         root=move.root,
         timeout_ms=timeout_ms,
+        order=order,
     )
-    return client.submit(tensor, params, (source, target), device, stream, ordered)
+    return client.submit(tensor, params, (source, target), device, stream)
 
 
 class _Pair:
@@ -402,19 +403,19 @@ class ProcessGroupBps(dist.ProcessGroup):
         try:
             with self._lock:
                 for move in moved:
-                    name, ordered = self._next_name(move.dtype.name.lower())
-                    requests.append(_submit(self._client, name, move, timeout_ms, ordered=ordered))
+                    name, order = self._next_name(move.dtype.name.lower())
+                    requests.append(_submit(self._client, name, move, timeout_ms, order=order))
         except BpsError as error:
             raise failure(error) from error
         return self._work(Handle(_steps(requests, moved, result)), result, opts)
 
     def _next_name(self, dtype):
-        """With the lock: (the name of the next call of this thread, whether it is in one order with others)"""
+        """With the lock: (the name of the next call of this thread, the order in which it is)"""
         if _is_aside():
             self._calls_aside += 1
-            return f"aside.{self._calls_aside % SLOTS}.{dtype}", False
+            return f"aside.{self._calls_aside % SLOTS}.{dtype}", Order.NONE
         self._calls += 1
-        return tensor_after(self._client, f"{self._calls % SLOTS}.{dtype}"), True
+        return tensor_after(self._client, f"{self._calls % SLOTS}.{dtype}"), Order.CALLS
 
     def _work(self, handle, tensors, opts):
         if not getattr(opts, "asyncOp", True):
@@ -520,7 +521,8 @@ class ProcessGroupBps(dist.ProcessGroup):
             aside = _is_aside()
             with self._lock:
                 name = "barrier.aside" if aside else tensor_after(self._client, "barrier.noname")
-                request = _ops.named_barrier(self._client, name, self._timeout(opts) / 1000, ordered=not aside)
+                order = Order.NONE if aside else Order.CALLS
+                request = _ops.named_barrier(self._client, name, self._timeout(opts) / 1000, order)
         except BpsError as error:
             raise failure(error) from error
         return self._work(Handle(_steps([request], [], [])), [], opts)
