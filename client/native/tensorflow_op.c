@@ -30,6 +30,7 @@
 #define HANDLE_ALIGN  64  /* or TensorFlow copies the handle's element */
 #define NAME_MAX_LEN  1024
 #define FRAMEWORK     "libtensorflow_framework.so.2"
+#define ORDER	      "order: int = 0"
 #define ELEMENT_TYPES "T: {double, float, half, bfloat16, int64, int32, int16, int8, uint8, bool}"
 
 /* Called by Python, by ctypes. */
@@ -176,7 +177,8 @@ static int submit_and_wait(const char *name, int dtype, uint64_t elements,
 
 struct kernel {
 	int32_t operation, reduction, root, priority;
-	char name[]; /* "": tensors are named by their type and size */
+	int32_t order; /* enum bps_order: of its operations without a name; 0: they are in none */
+	char name[];   /* "": tensors are named by their type and size */
 };
 
 static void kernel_free(void *kernel)
@@ -184,7 +186,7 @@ static void kernel_free(void *kernel)
 	free(kernel);
 }
 
-/* ints: whether the node has attributes besides its name. NULL once the failure was told. */
+/* ints: whether the node has attributes besides its name and order. NULL once the failure was told. */
 static struct kernel *kernel_new(struct tf_construction *construction, bool ints)
 {
 	_cleanup_(status_deletep) struct tf_status *status = tf.NewStatus();
@@ -200,10 +202,11 @@ static struct kernel *kernel_new(struct tf_construction *construction, bool ints
 	if (kernel && len)
 		tf.OpKernelConstruction_GetAttrString(construction, "tensor_name", kernel->name,
 						      (size_t)len, status);
-	for (size_t i = 0; kernel && ints && i < 4 && tf.GetCode(status) == TF_OK; i++) {
-		static const char *const attrs[] = { "operation", "reduction", "root", "priority" };
+	for (size_t i = ints ? 0 : 4; kernel && i < 5 && tf.GetCode(status) == TF_OK; i++) {
+		static const char *const attrs[] = { "operation", "reduction", "root", "priority",
+						     "order" };
 		int32_t *const values[] = { &kernel->operation, &kernel->reduction, &kernel->root,
-					    &kernel->priority };
+					    &kernel->priority, &kernel->order };
 
 		tf.OpKernelConstruction_GetAttrInt32(construction, attrs[i], values[i], status);
 	}
@@ -225,21 +228,30 @@ static void *kernel_new_named(struct tf_construction *construction)
 	return kernel_new(construction, false);
 }
 
-/* The name that all ranks give the tensor: as in bps/_ops.py. suffix: of a tensor that belongs to another. */
+/*
+ * The name that all ranks give the tensor: as in bps/_ops.py. What has no name and is in no order has tensors of its own,
+ * which ranks that differ in the order do not come to. suffix: of a tensor that belongs to another. Inside.
+ */
 static int tensor_name(const struct kernel *kernel, const char *operation, const struct view *view,
 		       bool variable, const char *suffix, char name[NAME_MAX_LEN],
 		       struct failure *failure)
 {
-	const char *type = view->dtype_name;
+	const char *noname = kernel->order ? "noname" : "noname.tensorflow";
+	uint64_t differed = 0;
+	char count[24] = "any", after[32] = "";
 	int len;
 
+	if (!variable)
+		(void)snprintf(count, sizeof(count), "%llu", (unsigned long long)view->count);
+	if (kernel->order)
+		differed = bps_client_differed(module.client, kernel->order);
+	if (differed)
+		(void)snprintf(after, sizeof(after), ".after.%llu", (unsigned long long)differed);
 	if (*kernel->name)
 		len = snprintf(name, NAME_MAX_LEN, "%s.%s%s", operation, kernel->name, suffix);
-	else if (variable)
-		len = snprintf(name, NAME_MAX_LEN, "%s.noname.%s.any%s", operation, type, suffix);
 	else
-		len = snprintf(name, NAME_MAX_LEN, "%s.noname.%s.%llu%s", operation, type,
-			       (unsigned long long)view->count, suffix);
+		len = snprintf(name, NAME_MAX_LEN, "%s.%s.%s.%s%s%s", operation, noname,
+			       view->dtype_name, count, after, suffix);
 	if (len >= NAME_MAX_LEN)
 		return fail(failure, -EINVAL, "a tensor's name has %d bytes", len);
 	return 0;
@@ -317,6 +329,7 @@ static int start_reduction(const struct kernel *kernel, const struct view *input
 		.output_count = output.count,
 		.counts = counts,
 		.priority = kernel->priority,
+		.order = kernel->order,
 	};
 	return submit(name, input->dtype, input->count, &params, &operation->request, failure);
 }
@@ -348,6 +361,7 @@ static int start_broadcast(const struct kernel *kernel, const struct view *input
 		.output_count = input->count,
 		.root = (uint32_t)kernel->root,
 		.priority = kernel->priority,
+		.order = kernel->order,
 	};
 	return submit(name, input->dtype, input->count, &params, &operation->request, failure);
 }
@@ -488,6 +502,7 @@ static int all_gather(const struct kernel *kernel, const struct view *input,
 		.output = table,
 		.input_count = 2,
 		.output_count = 2 * (uint64_t)size,
+		.order = kernel->order,
 	};
 
 	if (!table)
@@ -522,6 +537,7 @@ static int all_to_all(const struct kernel *kernel, const struct view *input,
 		.output = received,
 		.input_count = 2 * size,
 		.output_count = 2 * size,
+		.order = kernel->order,
 	};
 
 	if (!sent || !received || !counts)
@@ -611,6 +627,7 @@ static int rows_room(const struct kernel *kernel, const struct view *values, uin
 		.output = table,
 		.input_count = 1,
 		.output_count = size,
+		.order = kernel->order,
 	};
 
 	if (!table)
@@ -717,7 +734,7 @@ static void shape_unknown(struct tf_shape_context *context, struct tf_status *st
 
 static const struct op {
 	const char *name;
-	const char *inputs[3], *outputs[3], *attrs[6];
+	const char *inputs[3], *outputs[3], *attrs[7];
 	bool stateful;
 	void (*shape)(struct tf_shape_context *, struct tf_status *);
 	void *(*create)(struct tf_construction *);
@@ -727,7 +744,7 @@ static const struct op {
 	  .inputs = { "input: T" },
 	  .outputs = { "handle: int64" },
 	  .attrs = { ELEMENT_TYPES, "tensor_name: string", "operation: int", "reduction: int",
-		     "root: int", "priority: int" },
+		     "root: int", "priority: int", ORDER },
 	  .stateful = true,
 	  .shape = shape_scalar,
 	  .create = kernel_new_submit,
@@ -741,7 +758,7 @@ static const struct op {
 	{ .name = "BpsAllGather",
 	  .inputs = { "input: T" },
 	  .outputs = { "output: T", "rows: int64" },
-	  .attrs = { ELEMENT_TYPES, "tensor_name: string" },
+	  .attrs = { ELEMENT_TYPES, "tensor_name: string", ORDER },
 	  .stateful = true,
 	  .shape = shape_unknown,
 	  .create = kernel_new_named,
@@ -749,7 +766,7 @@ static const struct op {
 	{ .name = "BpsAllToAll",
 	  .inputs = { "input: T", "splits: int64" },
 	  .outputs = { "output: T", "rows: int64" },
-	  .attrs = { ELEMENT_TYPES, "tensor_name: string" },
+	  .attrs = { ELEMENT_TYPES, "tensor_name: string", ORDER },
 	  .stateful = true,
 	  .shape = shape_unknown,
 	  .create = kernel_new_named,
@@ -758,7 +775,7 @@ static const struct op {
 	  .inputs = { "values: T", "numbers: int64", "table: int64" },
 	  .outputs = { "output: T", "rows: int64", "count: int64" },
 	  .attrs = { ELEMENT_TYPES, "tensor_name: string", "operation: int", "reduction: int",
-		     "root: int", "priority: int" },
+		     "root: int", "priority: int", ORDER },
 	  .stateful = true,
 	  .shape = shape_unknown,
 	  .create = kernel_new_submit,

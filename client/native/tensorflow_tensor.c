@@ -87,6 +87,7 @@ static int code_of(int status)
 {
 	switch (-status) {
 	case EINVAL:
+	case EILSEQ:
 		return TF_INVALID_ARGUMENT;
 	case ETIME:
 	case ETIMEDOUT:

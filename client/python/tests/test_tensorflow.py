@@ -42,6 +42,11 @@ def test_trouble(run_ranks):
     run_ranks("tensorflow_trouble.py", 2, *troubles, **QUIET)
 
 
+def test_calls_without_names_differ(run_ranks):
+    troubles = ("ranks_differ", "calls_of_bps_have_the_same_order", "the_order_inside_graphs_is_free")
+    run_ranks("tensorflow_trouble.py", 4, *troubles, BPS_REQUEST_TIMEOUT=60, **QUIET)
+
+
 def test_a_rank_of_an_elastic_job_dies(run_launch):
     """In the middle of a graph, where an operation fails that depends on who is there."""
     program = [sys.executable, RANKS / "elastic_tensorflow.py"]

@@ -22,7 +22,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from .. import _client
 from .._errors import error_from
-from .._library import Operation, native_path
+from .._library import Operation, Order, native_path
 
 _LIBRARY = "libbps_tensorflow.so"
 
@@ -128,6 +128,15 @@ def to_moved(value, what="the tensor"):
     return tf.bitcast(tensor, _SIGNED[dtype]), lambda result: tf.bitcast(result, dtype)
 
 
+def _order(name):
+    """The order of a call: the same as that of bps's own calls. Nodes of graphs are in none: functions that use
+    variables may run beside what comes after them in the program, and no node knows which thread has called its graph.
+    """
+    if name is not None or not tf.executing_eagerly():
+        return int(Order.NONE)
+    return int(Order.CALLS if _client.current().orders_here() else Order.NONE)
+
+
 def submit(tensor, operation, name=None, reduction=0, root=0, priority=0):
     """Starts a push_pull, broadcast or reduce_scatter of a tensor; result() takes what it returns.
 
@@ -142,6 +151,7 @@ def submit(tensor, operation, name=None, reduction=0, root=0, priority=0):
         reduction=int(reduction),
         root=root,
         priority=priority,
+        order=_order(name),
     )
 
 
@@ -188,13 +198,15 @@ def reduce_scatter(tensor, reduction, name=None):
 
 def all_gather(tensor, name=None):
     """(rows of all ranks, how many came from each: int64)"""
-    output, rows = _call(_operations.bps_all_gather, input=tensor, tensor_name=name or "")
+    output, rows = _call(_operations.bps_all_gather, input=tensor, tensor_name=name or "", order=_order(name))
     return _shaped(tensor, output, rows)
 
 
 def all_to_all(tensor, splits, name=None):
     """(rows that came from all ranks, how many came from each: int64). splits: int64, rows for each rank."""
-    output, rows = _call(_operations.bps_all_to_all, input=tensor, splits=splits, tensor_name=name or "")
+    output, rows = _call(
+        _operations.bps_all_to_all, input=tensor, splits=splits, tensor_name=name or "", order=_order(name)
+    )
     return _shaped(tensor, output, rows)
 
 
@@ -213,6 +225,7 @@ def push_pull_rows(values, numbers, table, reduction, name=None, priority=0):
         reduction=int(reduction),
         root=0,
         priority=priority,
+        order=_order(name),
     )
     if not tf.executing_eagerly():
         output.set_shape(tf.TensorShape([None]).concatenate(values.shape[1:]))

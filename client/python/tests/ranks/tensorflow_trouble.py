@@ -1,10 +1,12 @@
-"""One kind of trouble for each function; run by their names, one after the other. Two ranks."""
+"""One kind of trouble for each function; run by their names, one after the other. Two ranks, or four."""
 
 import sys
 import threading
 
+import numpy as np
 import tensorflow as tf
 
+import bps as calls
 import bps.tensorflow as bps
 
 
@@ -47,6 +49,75 @@ def ranks_disagree():
         bps.BpsValueError, lambda: bps.allgather(tf.ones([1, 2 + bps.rank()])), "only the first dimension may differ"
     )
     assert bps.broadcast_object(5) == 5
+
+
+ALONE = 2  # of four ranks
+
+
+def differ(alone, others, *words):
+    """One rank makes another call without a name. All are told what two of them did, and the job goes on."""
+    expect(bps.BpsValueError, alone if bps.rank() == ALONE else others, f"rank {ALONE} ", *words)
+    goes_on()
+
+
+def goes_on():
+    for n in (3, 4):
+        assert bps.allreduce(tf.ones([n]), op=bps.Sum).numpy().tolist() == [4.0] * n
+        assert bps.allgather(tf.ones([n])).shape == 4 * n
+        assert unnamed_in_a_graph(tf.ones([n])).numpy().tolist() == [4.0] * n
+    bps.barrier()
+    assert bps.broadcast_object(bps.rank(), 1) == 1
+
+
+def ranks_differ():
+    three, four = tf.ones([3]), tf.ones([4])
+    ways = {
+        "push_pull": lambda: bps.allreduce(four),
+        "broadcast.": lambda: bps.broadcast(four, 0),
+        "all_gather": lambda: bps.allgather(four),
+        "all_to_all": lambda: bps.alltoall(four),
+        "reduce_scatter": lambda: bps.reducescatter(four),
+        "rows": lambda: bps.allreduce(tf.IndexedSlices(tf.ones([1, 4]), [0], tf.constant([9, 4]))),
+        "broadcast_object": lambda: bps.broadcast_object({}, 0),
+        "barrier": bps.barrier,
+    }
+    names = list(ways)
+    for one, other in zip(names, names[1:] + names[:1]):
+        differ(ways[one], ways[other], one, other)
+    differ(lambda: bps.allreduce(three), lambda: bps.allreduce(four), "push_pull.noname.float32.3", "float32.4")
+    differ(lambda: bps.allreduce(four), lambda: bps.allreduce(tf.cast(four, tf.int32), op=bps.Sum), "int32.4", "float32.4")
+    differ(
+        lambda: bps.grouped_allreduce([three, four]), lambda: bps.grouped_allreduce([four, three]), "float32.3", "float32.4"
+    )
+
+
+def calls_of_bps_have_the_same_order():
+    """A rank may make them instead of those of bps.tensorflow."""
+    ones = np.ones(4, np.float32)
+    alike = calls.push_pull(ones, average=False) if bps.rank() == ALONE else bps.allreduce(tf.ones([4]), op=bps.Sum)
+    assert list(alike) == [4.0] * 4
+    differ(lambda: calls.broadcast(ones, 0), lambda: bps.allreduce(tf.ones([4])), "broadcast.noname", "push_pull.noname")
+
+
+def the_order_inside_graphs_is_free():
+    """Operations of a graph are in no order with those of eager code."""
+    if bps.rank() == ALONE:
+        x = bps.broadcast(tf.ones([5]), 0)
+        y = unnamed_in_a_graph(tf.ones([6]))
+    else:
+        thread = threading.Thread(target=lambda: outcome.append(unnamed_in_a_graph(tf.ones([6]))))
+        outcome = []
+        thread.start()
+        x = bps.broadcast(tf.ones([5]), 0)
+        thread.join()
+        (y,) = outcome
+    assert x.numpy().tolist() == [1.0] * 5 and y.numpy().tolist() == [4.0] * 6
+    goes_on()
+
+
+@tf.function
+def unnamed_in_a_graph(x):
+    return bps.allreduce(x, op=bps.Sum)
 
 
 def shutdown_under_a_wait():
