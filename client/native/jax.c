@@ -3,7 +3,8 @@
  *
  *   bps_start   takes a token and the tensors, copies them into memory that the daemon reads, submits them all, and
  *               gives the token on and the number of a "call". It never waits for another rank. The tokens make every
- *               rank start its calls in the order of the program, so a name may be used many times.
+ *               rank start its calls in the order of the program, so a name may be used many times, and what has none is
+ *               compared with what other ranks start (enum bps_order).
  *   bps_done    takes the number and gives the results: at once, or later as a future, so that no thread of XLA ever
  *               waits. Calls may be done in any order; XLA computes meanwhile.
  *
@@ -24,10 +25,11 @@
 #include <stdio.h>
 #include <sys/queue.h>
 
-#define WAIT_SLICE_MS 200 /* how long detaching waits for the waiter, at most */
-#define ALIGNMENT     64  /* of a tensor in a block: what sums are fastest on */
-#define BLOCKS_KEPT   32
-#define TEXT_MAX      512
+#define WAIT_SLICE_MS  200 /* how long detaching waits for the waiter, at most */
+#define ALIGNMENT      64  /* of a tensor in a block: what sums are fastest on */
+#define BLOCKS_KEPT    32
+#define TEXT_MAX       512
+#define BARRIER_TENSOR "barrier.noname.jax"
 
 /* Called by Python, by ctypes. */
 #define API __attribute__((__visibility__("default")))
@@ -95,6 +97,7 @@ static int code_of(int status)
 	switch (-status) {
 	case EINVAL:
 	case EEXIST:
+	case EILSEQ:
 		return FFI_INVALID_ARGUMENT;
 	case ETIME:
 	case ETIMEDOUT:
@@ -379,8 +382,11 @@ struct plan {
 	size_t n_numbers;
 };
 
-/* The places in plan.numbers. From COUNTS on: of each tensor, the elements of each rank's block, or nothing. */
-enum { OPERATION, REDUCTION, ROOT, PRIORITY, COUNTS };
+/*
+ * The places in plan.numbers. ORDER: enum bps_order, if the tensors have no names of the program's. From COUNTS on: of
+ * each tensor, the elements of each rank's block, or nothing.
+ */
+enum { OPERATION, REDUCTION, ROOT, PRIORITY, ORDER, COUNTS };
 
 static int plan_read(const struct ffi_attributes *attributes, struct plan *ret_plan)
 {
@@ -562,13 +568,36 @@ static int submit(struct call *call, size_t index, struct bps_tensor *tensor,
 	return r;
 }
 
+/*
+ * Declares and submits. Once ranks have differed in the order they have come to a tensor differently often, and go on with
+ * others: as in bps/_ops.py.
+ */
+static int submit_to(struct bps_client *client, struct call *call, size_t index, const char *name,
+		     const struct layout *layout, const struct bps_submit_params *params)
+{
+	_cleanup_(freep) char *after = NULL;
+	struct bps_tensor *tensor = NULL;
+	uint64_t differed = 0;
+	int r;
+
+	if (params->order)
+		differed = bps_client_differed(client, params->order);
+	if (differed && asprintf(&after, "%s.after.%llu", name, (unsigned long long)differed) < 0)
+		return -ENOMEM;
+	r = bps_tensor_declare(client, after ?: name, layout->dtype, layout->elements, &tensor);
+	if (r)
+		return r;
+	r = submit(call, index, tensor, params);
+	bps_tensor_free(tensor);
+	return r;
+}
+
 static int start_tensor(struct bps_client *client, struct call *call, const struct plan *plan,
 			size_t index, const char *name, const struct layout *layout)
 {
 	bool is_root = plan->numbers[ROOT] == bps_client_rank(client);
 	bool gives = plan->numbers[OPERATION] != BPS_BROADCAST || is_root;
 	char *base = bps_memory_data(call->block->memory);
-	struct bps_tensor *tensor = NULL;
 	struct bps_submit_params params = {
 		.size = sizeof(params),
 		.operation = (int)plan->numbers[OPERATION],
@@ -580,20 +609,27 @@ static int start_tensor(struct bps_client *client, struct call *call, const stru
 		.counts = layout->counts,
 		.root = (uint32_t)plan->numbers[ROOT],
 		.priority = (int32_t)plan->numbers[PRIORITY] - (int32_t)index,
+		.order = (int)plan->numbers[ORDER],
 	};
-	int r;
 
 	if (gives)
 		memcpy(base + layout->input, layout->source,
 		       layout->input_count * layout->element_len);
 	call->parts[index].output = base + layout->output;
 	call->parts[index].output_len = layout->output_count * layout->element_len;
-	r = bps_tensor_declare(client, name, layout->dtype, layout->elements, &tensor);
-	if (r)
-		return r;
-	r = submit(call, index, tensor, &params);
-	bps_tensor_free(tensor);
-	return r;
+	return submit_to(client, call, index, name, layout, &params);
+}
+
+static int start_barrier(struct bps_client *client, struct call *call, const struct plan *plan)
+{
+	static const struct layout layout = { .dtype = BPS_UINT8 };
+	struct bps_submit_params params = {
+		.size = sizeof(params),
+		.operation = BPS_BARRIER,
+		.order = (int)plan->numbers[ORDER],
+	};
+
+	return submit_to(client, call, 0, BARRIER_TENSOR, &layout, &params);
 }
 
 /* inputs: n buffers. On failure says why in text, which is bps_error() unless something else was written into it. */
@@ -628,7 +664,7 @@ static int call_start(struct bps_client *client, const struct plan *plan, void *
 		end = layouts[i].end;
 	}
 	if (barrier) {
-		r = bps_barrier(client, 0, &call->parts[0].request);
+		r = start_barrier(client, call, plan);
 	} else {
 		r = block_get(client, MAX(end, 1u), &call->block);
 		rest = names;

@@ -116,7 +116,7 @@ static void expect_left(struct ffi_error *error)
 /* (token, values) -> (token, number): a sum of N floats under a name. */
 static struct ffi_error *start(char *name, float *values, uint64_t *ret_number)
 {
-	int64_t plan[] = { BPS_PUSH_PULL, BPS_SUM, 0, 0 }, dims[] = { N }, two[] = { 2 };
+	int64_t plan[] = { BPS_PUSH_PULL, BPS_SUM, 0, 0, 0 }, dims[] = { N }, two[] = { 2 };
 	struct ffi_buffer token = { .dtype = FFI_TOKEN };
 	struct ffi_buffer input = { .dtype = FFI_F32, .data = values, .rank = 1, .dims = dims };
 	struct ffi_buffer number = { .data = ret_number, .rank = 1, .dims = two };

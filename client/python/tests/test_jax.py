@@ -77,6 +77,16 @@ def test_trouble(run, trouble):
     run("jax_trouble.py", 2, *trouble)
 
 
+def test_calls_without_names_differ(run):
+    run("jax_trouble.py", 4, "ranks_differ", "programs_and_calls_need_no_order", BPS_REQUEST_TIMEOUT=60)
+
+
+def test_calls_without_names_differ_where_xla_calls_python(run, tmp_path):
+    alone = tmp_path / "libbps_client.so.0"
+    shutil.copy(clean_environment()["BPS_LIBRARY"], alone)
+    run("jax_trouble.py", 4, "ranks_differ", BPS_REQUEST_TIMEOUT=60, BPS_LIBRARY=alone)
+
+
 def test_a_rank_is_killed(run_launch):
     done = run_launch("-np", 2, sys.executable, RANKS / "jax_trouble.py", "a_rank_is_killed", timeout=400)
     assert done.returncode == 137, done.stdout + done.stderr

@@ -8,7 +8,7 @@ from .._library import VARIABLE, Operation
 from .._ops import Span
 
 
-def _submit(source, target, name, operation, reduction, root, priority, rows):
+def _submit(source, target, name, operation, reduction, root, priority, order, rows):
     """One tensor. rows: what each rank has of it, if that matters."""
     client = _client.current()
     row = source.row
@@ -20,7 +20,7 @@ def _submit(source, target, name, operation, reduction, root, priority, rows):
         given = Span(None, given.dtype, given.count)
     return _ops._submit(
         client,
-        name,
+        _ops.tensor_after(client, name, order) if order else name,
         elements,
         given,
         target.span,
@@ -28,20 +28,31 @@ def _submit(source, target, name, operation, reduction, root, priority, rows):
         reduction=reduction,
         root=root,
         priority=priority,
+        order=order,
         counts=counts,
     )
 
 
-def run(arrays, avals_out, names, operation, reduction, root, priority, rows):
+def run(arrays, avals_out, names, operation, reduction, root, priority, order, rows):
     """Runs one call to its end: all tensors are submitted first. Returns NumPy arrays."""
     if operation == Operation.BARRIER:
-        requests, results = [_client.current().barrier()], []
+        client = _client.current()
+        name = _ops.tensor_after(client, "barrier.noname.jax", order)
+        requests, results = [_ops.named_barrier(client, name, None, order)], []
     else:
         sources = [Tensor(np.asarray(a)) for a in arrays]
         results = [np.empty(a.shape, a.dtype) for a in avals_out]
         requests = [
             _submit(
-                source, Tensor(result, True), name, operation, reduction, root, priority - i, rows[i] if rows else ()
+                source,
+                Tensor(result, True),
+                name,
+                operation,
+                reduction,
+                root,
+                priority - i,
+                order,
+                rows[i] if rows else (),
             )
             for i, (source, result, name) in enumerate(zip(sources, results, names))
         ]

@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .. import _client, _ops
-from .._library import VARIABLE, DType, Operation, Reduction
+from .._library import VARIABLE, DType, Operation, Order, Reduction
 from . import _host, _native
 from ._order import ORDER
 
@@ -49,10 +49,15 @@ def tensor_names(avals, operation, names, rows):
             even = len(set(rows[i])) == 1
             special, elements = ("_even", elements) if even else ("_uneven", VARIABLE)
         if name is None:
-            # Not what calls of bps itself have without a name: a program goes on beside them, in no order with them.
+            # Not what calls of bps itself have without a name: a program goes on beside them, in an order of its own.
             name = f"noname.{i}.{aval.dtype.name}.{'any' if elements == VARIABLE else elements}"
         full.append(_ops.tensor_name(kind + special, name, DTYPES[aval.dtype], elements))
     return full
+
+
+def order_of(names):
+    """The order in which the tensors of a call are: that of the tokens, if they have no names."""
+    return Order.NONE if any(name is not None for name in names) else Order.PROGRAMS
 
 
 @functools.lru_cache(maxsize=4096)
@@ -83,10 +88,10 @@ def _abstract(*avals, operation, rows, **_):
 # -- To XLA
 
 
-def _numbers(avals, operation, reduction, root, priority, rows):
+def _numbers(avals, operation, reduction, root, priority, names, rows):
     """The attribute "plan" of bps_start."""
     counts = [n * row_size(aval) for aval, ranks in zip(avals, rows) for n in ranks]
-    return np.array([operation, reduction, root, priority, *counts], np.int64)
+    return np.array([operation, reduction, root, priority, order_of(names), *counts], np.int64)
 
 
 def _lower_native(ctx, *operands, operation, reduction, root, priority, names, rows):
@@ -100,7 +105,7 @@ def _lower_native(ctx, *operands, operation, reduction, root, priority, names, r
         ctx.tokens_in.get(ORDER),
         *operands,
         names="\n".join(tensor_names(ctx.avals_in, operation, names, rows)),
-        plan=_numbers(ctx.avals_in, operation, reduction, root, priority, rows),
+        plan=_numbers(ctx.avals_in, operation, reduction, root, priority, names, rows),
     )
     ctx.set_tokens_out(mlir.TokenSet({ORDER: after}))
     return done(ctx.replace(avals_in=[number]), call)
@@ -110,7 +115,7 @@ def _lower_python(ctx, *operands, operation, reduction, root, priority, names, r
     full = tensor_names(ctx.avals_in, operation, names, rows)
 
     def call(*arrays):
-        return _host.run(arrays, ctx.avals_out, full, operation, reduction, root, priority, rows)
+        return _host.run(arrays, ctx.avals_out, full, operation, reduction, root, priority, order_of(names), rows)
 
     token = ctx.tokens_in.get(ORDER)
     results, token, _ = mlir.emit_python_callback(

@@ -1,4 +1,4 @@
-"""What goes wrong under bps.jax: one kind of trouble for each function; run by its name. Two ranks."""
+"""What goes wrong under bps.jax: one kind of trouble for each function; run by its name. Two ranks, or four."""
 
 import functools
 import os
@@ -100,6 +100,77 @@ def ranks_disagree():
     bps.init()
     wrong = jax.jit(functools.partial(bps.allreduce, op=bps.Sum, name="wrong"))
     expect(jax.errors.JaxRuntimeError, lambda: wrong(np.ones(10 + bps.rank(), np.float32)), "INVALID_ARGUMENT", "rank")
+
+
+ALONE = 2  # of four ranks
+
+
+def differ(alone, others, *words):
+    """One rank makes another call without a name. All are told what two of them did, and the job goes on."""
+
+    def call():
+        jax.block_until_ready(alone() if bps.rank() == ALONE else others())
+        bps.synchronize()
+
+    expect((bps.BpsValueError, jax.errors.JaxRuntimeError), call, f"rank {ALONE} ", *words)
+    try:
+        bps.synchronize()
+    except bps.BpsValueError:
+        pass  # the same, which fails what comes after
+    goes_on()
+
+
+def goes_on():
+    for n in (3, 4):
+        assert (bps.allreduce(np.ones(n, np.float32), op=bps.Sum) == 4).all()
+        assert unnamed(np.ones(n, np.float32))[0] == 4
+        assert bps.allgather(np.ones(n, np.float32)).size == 4 * n
+    bps.barrier()
+    assert bps.broadcast_object(bps.rank(), 1) == 1
+
+
+unnamed = jax.jit(functools.partial(bps.allreduce, op=bps.Sum))
+
+
+def ranks_differ():
+    bps.init()
+    three, four = jnp.ones(3), jnp.ones(4)
+    ways = {
+        "push_pull": lambda: unnamed(four),
+        "broadcast.": lambda: bps.broadcast(four, 0),
+        "all_gather": lambda: jax.jit(bps.allgather)(four),
+        "all_to_all": lambda: bps.alltoall(four),
+        "reduce_scatter": lambda: bps.reducescatter(four),
+        "barrier": lambda: jax.jit(lambda x: (bps.barrier(), x)[1])(four),
+    }
+    names = list(ways)
+    for one, other in zip(names, names[1:] + names[:1]):
+        differ(ways[one], ways[other], one, other)
+    host = {
+        "all_gather": lambda: bps.allgather(four),
+        "barrier": bps.barrier,
+        "broadcast_object": lambda: bps.broadcast_object({}, 0),
+    }
+    names = list(host)
+    for one, other in zip(names, names[1:] + names[:1]):
+        differ(host[one], host[other], one, other)
+    differ(lambda: unnamed(three), lambda: unnamed(four), "push_pull.noname.0.float32.3", "float32.4")
+    differ(lambda: unnamed(four), lambda: unnamed(four.astype(jnp.int32)), "int32.4", "float32.4")
+    differ(lambda: unnamed([three, four]), lambda: unnamed([four, three]), "float32.3", "float32.4")
+
+
+def programs_and_calls_need_no_order():
+    """What a program does that JAX runs in the background, and what calls do meanwhile, is compared with its like alone."""
+    bps.init()
+    program = later(None)
+    if bps.rank() == ALONE:
+        result = program(ones)
+        numbers = bps.allgather_object(bps.rank())
+    else:
+        numbers = bps.allgather_object(bps.rank())
+        result = program(ones)
+    assert numbers == [0, 1, 2, 3] and result[0] == 40
+    goes_on()
 
 
 def exit_with_work_under_way():
