@@ -48,6 +48,10 @@ def test_trouble(run, trouble):
     run("mxnet_trouble.py", 2, *trouble)
 
 
+def test_calls_without_names_differ(run):
+    run("mxnet_trouble.py", 4, "ranks_differ", BPS_REQUEST_TIMEOUT=60)
+
+
 def test_a_rank_is_killed(run_launch):
     done = run_launch("-np", 2, sys.executable, RANKS / "mxnet_trouble.py", "a_rank_is_killed", timeout=400)
     assert done.returncode == 137, done.stdout + done.stderr

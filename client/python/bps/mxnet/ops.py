@@ -39,18 +39,31 @@ def _one(request):
     yield request
 
 
+def _place(name, dtype, size):
+    """(name, place in the order of calls) of a call. The engine submits in an order of its own, so the place is taken
+    before.
+    """
+    if name is not None:
+        return name, 0
+    client = _client.current()
+    name = f"noname.mxnet.{dtype}.{size}"
+    if not client.orders_here():
+        return name, 0
+    return _ops.tensor_after(client, name), client.take_ordinal()
+
+
 def _move(tensor, target, kind, name, dtype, submit, priority, prescale=1.0, postscale=1.0):
-    """Starts an operation on a slot: tensor goes in, submit(span, name) gives the request, target gets what comes out."""
+    """Starts an operation on a slot: tensor goes in, submit(span, name, ordinal) gives the request, target gets what
+    comes out.
+    """
     if not tensor.size:
         return target
-    if name is None:
-        # Not what calls of bps itself have without a name: the engine does its work beside them, in no order with them.
-        name = f"noname.mxnet.{dtype}.{tensor.size}"
+    name, ordinal = _place(name, dtype, tensor.size)
     slot = _engine.slot_of(_ops.tensor_name(kind, name, DType[dtype.upper()], tensor.size), tensor.size, dtype)
     with autograd.pause():
         wire = slot.array.reshape(tensor.shape)  # the same memory, and the same to the engine
         wire[:] = tensor if prescale == 1.0 else tensor * prescale
-        _engine.push(slot, lambda: _one(submit(slot.span, name)), priority)
+        _engine.push(slot, lambda: _one(submit(slot.span, name, ordinal)), priority)
         target[:] = wire if postscale == 1.0 else wire.astype(target.dtype) * postscale
     return target
 
@@ -78,8 +91,8 @@ def allreduce_(
         raise TypeError("bool has no average: give op=Sum (or), Max (or) or Min (and)")
     dtype = wire_dtype(compression, dtype) if compression is not None else dtype
 
-    def submit(span, name):
-        return _ops.push_pull(span, span, reduction, name, priority)
+    def submit(span, name, ordinal):
+        return _ops.push_pull(span, span, reduction, name, priority, ordinal=ordinal)
 
     return _move(tensor, tensor, "push_pull", name, dtype, submit, priority, prescale_factor, postscale_factor)
 
@@ -183,7 +196,7 @@ def broadcast_(tensor, root_rank, name=None, priority=0, process_set=None):
         "broadcast",
         name,
         dtype,
-        lambda span, name: _ops.broadcast(span, root_rank, name, priority),
+        lambda span, name, ordinal: _ops.broadcast(span, root_rank, name, priority, ordinal=ordinal),
         priority,
     )
 

@@ -1,4 +1,4 @@
-"""What goes wrong under bps.mxnet: one kind of trouble for each function; run by its name. Two ranks."""
+"""What goes wrong under bps.mxnet: one kind of trouble for each function; run by its name. Two ranks, or four."""
 
 import os
 import signal
@@ -86,6 +86,56 @@ def ranks_disagree():
     expect(bps.BpsValueError, bps.synchronize, "rank")
     assert total(mx.nd.ones((3,)), "wrong").asnumpy().tolist() == [2, 2, 2]  # of another size it is another tensor
     bps.barrier()
+
+
+ALONE = 2  # of four ranks
+
+
+def differ(alone, others, *words):
+    """One rank makes another call without a name. All are told what two of them did, and the job goes on."""
+
+    def call():
+        results = (alone if bps.rank() == ALONE else others)()
+        for result in results if isinstance(results, list) else [results]:
+            if isinstance(result, mx.nd.NDArray):
+                result.wait_to_read()
+
+    expect((bps.BpsValueError, mx.base.MXNetError), call, f"rank {ALONE} ", *words)
+    try:
+        bps.synchronize()
+    except bps.BpsValueError:
+        pass  # the same, of the engine's work
+    goes_on()
+
+
+def goes_on():
+    for n in (3, 4):
+        assert bps.allreduce(mx.nd.ones((n,)), average=False).asnumpy().tolist() == [4] * n
+        assert bps.allgather(mx.nd.ones((n,))).shape == (4 * n,)
+    bps.barrier()
+    assert bps.broadcast_object(bps.rank(), 1) == 1
+
+
+def ranks_differ():
+    bps.init()
+    three, four = mx.nd.ones((3,)), mx.nd.ones((4,))
+    ways = {
+        "push_pull": lambda: bps.allreduce(four),
+        "broadcast.": lambda: bps.broadcast(four, 0),
+        "all_gather": lambda: bps.allgather(four),
+        "all_to_all": lambda: bps.alltoall(four),
+        "reduce_scatter": lambda: bps.reducescatter(four),
+        "broadcast_object": lambda: bps.broadcast_object({}, 0),
+        "barrier": bps.barrier,
+    }
+    names = list(ways)
+    for one, other in zip(names, names[1:] + names[:1]):
+        differ(ways[one], ways[other], one, other)
+    differ(lambda: bps.allreduce(three), lambda: bps.allreduce(four), "push_pull.noname.mxnet.float32.3", "float32.4")
+    differ(lambda: bps.allreduce(four), lambda: bps.allreduce(four.astype("int32"), False), "int32.4", "float32.4")
+    differ(
+        lambda: bps.grouped_allreduce([three, four]), lambda: bps.grouped_allreduce([four, three]), "float32.3", "float32.4"
+    )
 
 
 def exit_with_work_under_way():
