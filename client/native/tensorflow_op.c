@@ -5,9 +5,10 @@
  *   BpsResult    waits for the operation of a handle and gives its result.
  *   BpsAllGather, BpsAllToAll, BpsPushPullRows   wait inside: their result's size is known only after a first exchange.
  *
- * All but BpsResult are stateful, so TensorFlow runs them in the order of the program, which is the same on all ranks.
- * Nothing can wait in a circle then, however few threads TensorFlow has: of two ranks, what the one behind waits for the
- * one ahead has started already.
+ * All but BpsResult are stateful, so TensorFlow runs those of one graph in the order of the program, which is the same on
+ * all ranks. Nothing can wait in a circle then, however few threads TensorFlow has: of two ranks, what the one behind waits
+ * for the one ahead has started already. There is no order between those of a function that uses variables and those
+ * around its call, which need names.
  *
  * The kernels are synchronous. TensorFlow's C API has asynchronous ones too, but hands their callback over as a pointer
  * into the caller's stack, which is gone when the kernel returns: it cannot be called later.
