@@ -162,7 +162,7 @@ def test_the_log_is_not_one_tenants():
 # -- Work is bounded -------------------------------------------------------------------------------------------------
 
 N_RANKS = 16
-FEW, MANY = (256, 1024) if SANITIZED else (1024, 4096)  # of each rank
+FEW, MANY = (128, 1024) if SANITIZED else (1024, 4096)  # of each rank
 
 
 def control_ms(daemon):
@@ -187,8 +187,8 @@ class Metered(Honest):
 def is_linear(prepare, act, few=FEW, many=MANY, ranks=N_RANKS, fields=None):
     """
     prepare(crowd, n) makes a crowd hold n of each rank, act(crowd, n) is what is measured, until it is dealt with: the control thread's
-    time for four times as much is less than eight times as long (a square would be sixteen), and an honest round beside waits for no
-    more than a piece of it.
+    time for four times as much is less than eight times as long (a square would be sixteen), for eight times as much less than 23
+    times, and an honest round beside waits for no more than a piece of it.
     """
     with Cluster(1) as cluster:
         daemon, honest = cluster.daemons[0], Metered(cluster)
@@ -204,7 +204,7 @@ def is_linear(prepare, act, few=FEW, many=MANY, ranks=N_RANKS, fields=None):
             crowd.close()
         print(f'  {few} of each rank: {took[few]:.0f} ms, {many}: {took[many]:.0f} ms; an honest round: {alone[-1]:.1f} ms alone, '
               f'{longest:.1f} ms beside')
-        assert took[many] < 8 * max(took[few], 10), took
+        assert took[many] < (many / few)**1.5 * max(took[few], 10), took
         assert longest < 100 * (10 if SANITIZED else 1), (alone[-1], longest)
 
 
