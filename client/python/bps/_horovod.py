@@ -207,6 +207,7 @@ _NO_SETTINGS += ("elastic", "min_ranks", "max_ranks", "newcomer")
 
 global_process_set = ProcessSet()
 _sets = []  # those in use, without that of all ranks
+_last_number = 0  # of a set: none is used again, since graphs of TensorFlow may outlive theirs
 
 
 def _all_ranks():
@@ -265,6 +266,7 @@ def _is_of_all_ranks(process_set):
 
 def add_process_set(process_set):
     """Has some of the ranks do operations among themselves. All ranks call it alike. Returns the ProcessSet."""
+    global _last_number
     if process_set is global_process_set:
         return process_set
     process_set = ProcessSet.of(process_set)
@@ -274,15 +276,16 @@ def add_process_set(process_set):
             errno.EINVAL, f"{process_set!r}: the ranks of an elastic job change, and it has the set of all ranks alone"
         )
     # Rank 0 draws the job's name and secret. What is wrong at one of the ranks, all hear of.
-    said = _ask_all_alike("add_process_set", ranks, (client.node, secrets.token_hex(8), secrets.token_hex(16)))
+    answer = client.node, _last_number, secrets.token_hex(8), secrets.token_hex(16)
+    said = _ask_all_alike("add_process_set", ranks, answer)
     if not 0 <= ranks[0] <= ranks[-1] < client.size:
         raise BpsValueError(errno.EINVAL, f"{process_set!r}: the job has {client.size} ranks")
     if ranks in _ranks_in_use():
         raise BpsValueError(errno.EINVAL, f"{process_set!r} is in use already: there is one set of the same ranks")
-    number = max((other._number for other in _sets), default=0) + 1
+    number = _last_number = max(last for _, last, _, _ in said) + 1
     mine = error = None
     if client.rank in ranks:
-        _, job, secret = said[0]
+        _, _, job, secret = said[0]
         layout = Layout(f"set-{job}", secret, [said[rank][0] for rank in ranks])
         try:
             mine = _client.run_interruptible(lambda: _joined(layout, ranks.index(client.rank), ranks, number))

@@ -244,7 +244,7 @@ def check_process_sets():
         raise AssertionError("a set that was removed is in use")
     except ValueError as error:
         assert "not in use" in str(error), error
-    assert bps.add_process_set(range(size - 1)).process_set_id == 1  # which shutdown() ends
+    assert bps.add_process_set(range(size - 1)).process_set_id == 3  # which shutdown() ends
 
 
 def check_optimizers_of_process_sets():
