@@ -645,14 +645,16 @@ def _what_ends_the_process():
 _clients = weakref.WeakSet()
 _current = None
 _chosen = threading.local()  # client: of the process set over whose ranks this thread begins operations; see using()
+_of_sets = []  # clients of process sets
 _at_shutdown = []  # what is to be called after the client is closed
-_init_lock = threading.Lock()
+_init_lock = threading.RLock()  # a signal handler may call shutdown()
 
 
 def _forget_after_fork():
     global _current, _init_lock
     _current = _chosen.client = None
-    _init_lock = threading.Lock()
+    _of_sets.clear()
+    _init_lock = threading.RLock()
     for client in list(_clients):
         client.forked = True
 
@@ -685,9 +687,26 @@ def using(client):
         _chosen.client = before
 
 
+def process_set_here():
+    """The client of the process set over whose ranks this thread begins operations; None: it does over all ranks."""
+    return getattr(_chosen, "client", None)
+
+
+def as_begun(function):
+    """function, also later and in another thread, over the ranks over which this thread begins operations now."""
+    client = process_set_here()
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        with using(client):
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
 def remember(owner):
     """Notes over which ranks this thread begins operations now, for methods of owner that are as_remembered()."""
-    owner.client = getattr(_chosen, "client", None)
+    owner.client = process_set_here()
 
 
 def as_remembered(method):
@@ -840,7 +859,7 @@ def no_daemon(error):
     return type(error)(error.errno, f"{error.strerror}: {ways}")
 
 
-_followers = []
+_followers = []  # (opened, closing, whether for process sets too)
 _init_arguments = {}  # of the last init()
 
 
@@ -849,15 +868,37 @@ def arguments_of_init():
     return dict(_init_arguments)
 
 
-def follow(opened, closing):
+def follow(opened, closing, sets=False):
     """Calls opened(client) when this process has a client, now or later, and closing(client) before one is closed.
 
+    sets: also of the clients of process sets.
     For libraries that use the client from threads of their own: after closing() they must not.
     """
     with _init_lock:
-        _followers.append((opened, closing))
-        if _current is not None:
-            opened(_current)
+        _followers.append((opened, closing, sets))
+        for client in [_current, *(_of_sets if sets else ())]:
+            if client is not None:
+                opened(client)
+
+
+def open_process_set(client):
+    """Tells those that follow sets of the client of one."""
+    with _init_lock:
+        _of_sets.append(client)
+        for opened, _, sets in _followers:
+            if sets:
+                opened(client)
+
+
+def close_process_set(client):
+    """Closes the client of a process set, which nobody uses any more."""
+    with _init_lock:
+        if client in _of_sets:
+            _of_sets.remove(client)
+            for _, closing, sets in _followers:
+                if sets:
+                    closing(client)
+        client.close()
 
 
 def init(
@@ -918,7 +959,7 @@ def init(
         client.orders = threading.get_ident()
         del kept  # what params.secret pointed to
         try:
-            for opened, _ in _followers:
+            for opened, _, _ in _followers:
                 opened(client)
         except BaseException:
             client.close()
@@ -931,7 +972,7 @@ def shutdown():
     global _current
     client, _current = _current, None
     if client is not None:
-        for _, closing in _followers:
+        for _, closing, _ in _followers:
             closing(client)
         client.close()
     while _at_shutdown:

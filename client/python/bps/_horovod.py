@@ -182,13 +182,14 @@ class ProcessSet:
             rank = _client.of_all_ranks().rank
             layout = Layout(f"alone-{secrets.token_hex(8)}", secrets.token_hex(16), [0])
             self._alone = _client.run_interruptible(lambda: _joined(layout, 0, [rank], self._number))
+            _client.open_process_set(self._alone)
         return self._alone
 
     def _end(self):
         clients = [client for client in (self._client, self._alone) if client is not None]
         self._forget()
         for client in clients:
-            client.close()
+            _client.close_process_set(client)
 
     def _forget(self):
         self._client = self._alone = self._number = None
@@ -301,6 +302,8 @@ def add_process_set(process_set):
         _client.at_shutdown(_end_sets)
     process_set._client, process_set._number = mine, number
     _sets.append(process_set)
+    if mine is not None:
+        _client.open_process_set(mine)
     return process_set
 
 
