@@ -38,8 +38,9 @@ def _load():
     except (tf.errors.OpError, OSError) as error:
         raise ImportError(f"cannot load {path}, which comes with libbps_client: {error}") from error
     library.bps_tensorflow_failure.restype = ctypes.c_char_p
-    library.bps_tensorflow_attach.argtypes = [ctypes.c_void_p]
-    library.bps_tensorflow_attach.restype = library.bps_tensorflow_detach.restype = None
+    library.bps_tensorflow_attach.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+    library.bps_tensorflow_detach.argtypes = [ctypes.c_void_p]
+    library.bps_tensorflow_detach.restype = None
     failure = library.bps_tensorflow_failure().decode()
     if failure:
         raise ImportError(f"bps.tensorflow does not work with TensorFlow {tf.__version__}: {failure}")
@@ -47,9 +48,15 @@ def _load():
 
 
 _operations, _attached = _load()
-_client.follow(
-    lambda client: _attached.bps_tensorflow_attach(client.pointer), lambda _: _attached.bps_tensorflow_detach()
-)
+
+
+def _attach(client):
+    status = _attached.bps_tensorflow_attach(client.pointer, client.process_set)
+    if status:
+        raise error_from(status, "TensorFlow has no memory for a client of bps")
+
+
+_client.follow(_attach, lambda client: _attached.bps_tensorflow_detach(client.pointer), sets=True)
 
 DTYPES = (
     tf.float64,
@@ -137,6 +144,12 @@ def _order(name):
     return int(Order.CALLS if _client.current().orders_here() else Order.NONE)
 
 
+def _process_set():
+    """The number of the set over whose ranks a call is. A node keeps it: who runs it may be another thread."""
+    client = _client.process_set_here()
+    return 0 if client is None else client.process_set
+
+
 def submit(tensor, operation, name=None, reduction=0, root=0, priority=0):
     """Starts a push_pull, broadcast or reduce_scatter of a tensor; result() takes what it returns.
 
@@ -152,6 +165,7 @@ def submit(tensor, operation, name=None, reduction=0, root=0, priority=0):
         root=root,
         priority=priority,
         order=_order(name),
+        process_set=_process_set(),
     )
 
 
@@ -180,6 +194,10 @@ def push_pull_all(tensors, reduction, names, priorities):
 
 
 def broadcast_all(tensors, root, names):
+    """root: its number among all ranks, also in a process set."""
+    client = _client.process_set_here()
+    if client is not None:
+        root = client.number_of(root)
     handles = [submit(tensor, Operation.BROADCAST, name, root=root) for tensor, name in zip(tensors, names)]
     with tf.control_dependencies([] if tf.executing_eagerly() else handles):
         return [result(handle, tensor.dtype, tensor.shape) for handle, tensor in zip(handles, tensors)]
@@ -198,14 +216,25 @@ def reduce_scatter(tensor, reduction, name=None):
 
 def all_gather(tensor, name=None):
     """(rows of all ranks, how many came from each: int64)"""
-    output, rows = _call(_operations.bps_all_gather, input=tensor, tensor_name=name or "", order=_order(name))
+    output, rows = _call(
+        _operations.bps_all_gather,
+        input=tensor,
+        tensor_name=name or "",
+        order=_order(name),
+        process_set=_process_set(),
+    )
     return _shaped(tensor, output, rows)
 
 
 def all_to_all(tensor, splits, name=None):
     """(rows that came from all ranks, how many came from each: int64). splits: int64, rows for each rank."""
     output, rows = _call(
-        _operations.bps_all_to_all, input=tensor, splits=splits, tensor_name=name or "", order=_order(name)
+        _operations.bps_all_to_all,
+        input=tensor,
+        splits=splits,
+        tensor_name=name or "",
+        order=_order(name),
+        process_set=_process_set(),
     )
     return _shaped(tensor, output, rows)
 
@@ -226,6 +255,7 @@ def push_pull_rows(values, numbers, table, reduction, name=None, priority=0):
         root=0,
         priority=priority,
         order=_order(name),
+        process_set=_process_set(),
     )
     if not tf.executing_eagerly():
         output.set_shape(tf.TensorShape([None]).concatenate(values.shape[1:]))
