@@ -24,6 +24,11 @@ def test_operations_of_one_rank(run_ranks):
     run_ranks("tensorflow_ops.py", 1, "check_shapes", "check_gradients", "check_sparse", "check_state", **QUIET)
 
 
+def test_process_sets_through_a_server(run_ranks):
+    checks = ("check_process_sets", "check_gradients_of_process_sets", "check_a_process_set_that_is_removed")
+    run_ranks("tensorflow_ops.py", 4, *checks, BPS_FORCE_DISTRIBUTED=1, **QUIET)
+
+
 def test_training(run_ranks):
     run_ranks("tensorflow_training.py", 2, **QUIET)
 
@@ -44,6 +49,11 @@ def test_trouble(run_ranks):
 
 def test_calls_without_names_differ(run_ranks):
     troubles = ("ranks_differ", "calls_of_bps_have_the_same_order", "the_order_inside_graphs_is_free")
+    run_ranks("tensorflow_trouble.py", 4, *troubles, BPS_REQUEST_TIMEOUT=60, **QUIET)
+
+
+def test_trouble_of_process_sets(run_ranks):
+    troubles = ("ranks_of_a_process_set_differ", "a_process_set_is_removed_under_a_wait")
     run_ranks("tensorflow_trouble.py", 4, *troubles, BPS_REQUEST_TIMEOUT=60, **QUIET)
 
 

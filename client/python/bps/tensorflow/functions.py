@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from .. import _ops
-from .._horovod import check_process_set, global_process_set
+from .._horovod import global_process_set, over_process_set
 from .._ops import Handle
 from . import _native
 
@@ -14,12 +14,12 @@ def variable_of(variable):
     return value if isinstance(value, tf.Variable) else variable
 
 
+@over_process_set
 def broadcast_variables(variables, root_rank, process_set=global_process_set, inplace=False, scope=""):
     """Writes the variables of rank root_rank into those of every rank, which are in the same order there.
 
     They may be tf.Variable or of Keras. Inside tf.function, returns an operation that does it.
     """
-    check_process_set(process_set)
     variables = [variable_of(variable) for variable in variables]
     moved = [_native.to_moved(v, f"variable {v.name}") for v in variables]
     tensors = [tensor for tensor, _ in moved]
@@ -45,9 +45,9 @@ def broadcast_global_variables(root_rank):
     return broadcast_variables(variables, root_rank)
 
 
+@over_process_set
 def broadcast_object(obj, root_rank=0, session=None, name=None, process_set=global_process_set):
     """Any object that pickle can carry, from rank root_rank to every rank. session is not used."""
-    check_process_set(process_set)
     return Handle(_ops.broadcast_object(obj, root_rank, name)).wait()
 
 
@@ -56,7 +56,7 @@ def broadcast_object_fn(root_rank=0, session=None, name=None, process_set=global
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
+@over_process_set
 def allgather_object(obj, session=None, name=None, process_set=global_process_set):
     """The list of every rank's object. session is not used."""
-    check_process_set(process_set)
     return Handle(_ops.allgather_object(obj, name)).wait()

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from .. import _client
 from .._errors import BpsValueError
-from .._horovod import Product, check_process_set, global_process_set, process_set_of
+from .._horovod import Product, global_process_set, over_process_set, process_set_of
 from .._library import Reduction
 from .._ops import choose_reduction, equal_splits
 from . import _native
@@ -42,6 +42,7 @@ def reduce_all(tensors, reduction, names, priorities=None):
 
     @tf.custom_gradient
     def run(*inputs):
+        @_client.as_begun
         def gradient(*grads):
             check_differentiable(reduction)
             return reduce_all([tf.convert_to_tensor(g) for g in grads], reduction, [_grad_name(n) for n in names])
@@ -122,6 +123,7 @@ def allreduce(
     )[0]
 
 
+@over_process_set
 def grouped_allreduce(
     tensors,
     average=None,
@@ -136,7 +138,6 @@ def grouped_allreduce(
     name=None,
 ):
     """allreduce() of each of a list of tensors, all under way at once. name: of the list, or a list of names."""
-    check_process_set(process_set)
     reduction = op if op is Product and average is None else choose_reduction(average, op)
     names = _names(name, len(tensors))
     results = [None] * len(tensors)
@@ -190,12 +191,12 @@ def push_pull(
 # -- broadcast
 
 
+@over_process_set
 def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set=global_process_set, **byteps):
     """tensor of rank root_rank, as a new tensor; it has the same shape on all ranks. Can be differentiated.
 
     The arguments scope and is_variable are there for programs written for BytePS.
     """
-    check_process_set(process_set)
     scope = byteps.pop("scope", "")
     byteps.pop("is_variable", None)
     if byteps:
@@ -205,11 +206,12 @@ def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set
 
     @tf.custom_gradient
     def run(tensor):
+        @_client.as_begun
         def gradient(grad):
             total = _native.push_pull(
                 tf.convert_to_tensor(grad), Reduction.AVERAGE, None if name is None else f"broadcast.{name}.grad"
             )
-            return total if _client.current().rank == root_rank else tf.zeros_like(total)
+            return total if _client.of_all_ranks().rank == root_rank else tf.zeros_like(total)
 
         return _native.broadcast_all([tensor], root_rank, [name])[0], gradient
 
@@ -217,9 +219,9 @@ def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set
     return restored(run(tensor))
 
 
+@over_process_set
 def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
     """Writes the variables of rank root_rank into those of every rank."""
-    check_process_set(process_set)
     moved = [_native.to_moved(variable) for variable in variables]
     came = _native.broadcast_all([tensor for tensor, _ in moved], root_rank, _names(name, len(moved)))
     return [variable.assign(restored(value)) for variable, value, (_, restored) in zip(variables, came, moved)]
@@ -228,15 +230,16 @@ def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
 # -- allgather, alltoall, reducescatter: along the first dimension
 
 
+@over_process_set
 def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_process_set):
     """tensor of rank 0, rank 1, ... one after the other; the first dimension may differ. Can be differentiated."""
-    check_process_set(process_set)
 
     @tf.custom_gradient
     def run(tensor):
         output, rows = _native.all_gather(tensor, name)
         rank = _client.current().rank
 
+        @_client.as_begun
         def gradient(grad):
             total = _native.push_pull(
                 tf.convert_to_tensor(grad), Reduction.AVERAGE, None if name is None else f"allgather.{name}.grad"
@@ -256,12 +259,12 @@ def grouped_allgather(tensors, name=None, ignore_name_scope=False, process_set=g
     return [allgather(tensor, n, process_set=process_set) for tensor, n in zip(tensors, names)]
 
 
+@over_process_set
 def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_set=global_process_set):
     """Sends splits[r] rows to rank r; returns the rows that came from rank 0, rank 1, ... Can be differentiated.
 
     Without splits, tensor is cut evenly. With splits, returns (tensor, rows from each rank: int32).
     """
-    check_process_set(process_set)
     tensor, restored = _native.to_moved(tensor)
     if splits is not None:
         cut = tf.cast(splits, tf.int64)
@@ -277,6 +280,7 @@ def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_se
     def run(tensor):
         output, rows = _native.all_to_all(tensor, cut, name)
 
+        @_client.as_begun
         def gradient(grad, _):
             back, _ = _native.all_to_all(
                 tf.convert_to_tensor(grad), rows, None if name is None else f"alltoall.{name}.grad"
@@ -290,6 +294,7 @@ def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_se
     return output if splits is None else (output, tf.cast(rows, tf.int32))
 
 
+@over_process_set
 def reducescatter(
     tensor,
     device_dense="",
@@ -302,11 +307,11 @@ def reducescatter(
     postscale_factor=1.0,
 ):
     """This rank's share of the rows of the reduction over all ranks; the first ranks get one more if uneven."""
-    check_process_set(process_set)
     reduction = Reduction(op)
 
     @tf.custom_gradient
     def run(tensor):
+        @_client.as_begun
         def gradient(grad):
             check_differentiable(reduction)
             whole, _ = _native.all_gather(

@@ -168,21 +168,10 @@ def check_arguments():
     expect(ValueError, lambda: bps.reducescatter(tf.constant(1.0)), "no rows")
     expect(ValueError, lambda: bps.allreduce(mine, average=True, op=bps.Sum), "not both")
     expect(ValueError, lambda: bps.push_pull(mine, enable_async=True), "asynchronous")
-    if bps.size() > 1:
-        one = bps.ProcessSet([0])
-        expect(bps.BpsValueError, lambda: bps.allreduce(mine, process_set=one), "all ranks")
     expect(bps.BpsValueError, lambda: bps.broadcast(mine, bps.size()), "root rank")
     for run in both(lambda: (bps.rank_op(), bps.size_op(), bps.local_rank_op(), bps.local_size_op())):
         assert [int(x) for x in run()] == [bps.rank(), bps.size(), bps.local_rank(), bps.local_size()]
-    if bps.size() > 1:
-        expect(bps.BpsValueError, lambda: bps.size_op(1), "no such set")
-        bps.add_process_set(one)
-        number = one.process_set_id
-        for run in both(lambda: (bps.size_op(number), bps.process_set_included_op(number))):
-            assert [int(x) for x in run()] == [1, bps.rank() == 0]
-        assert int(bps.process_set_included_op()) == 1
-        expect(bps.BpsValueError, lambda: bps.allreduce(mine, process_set=one), "all ranks")
-        bps.remove_process_set(one)
+    assert int(bps.process_set_included_op()) == 1
 
 
 def check_product():
@@ -413,6 +402,124 @@ def check_state():
     assert bps.allgather_object("x" * rank) == ["x" * r for r in range(size)]
     expect(RuntimeError, lambda: bps.broadcast_global_variables(0), "broadcast_variables")
     bps.barrier()
+
+
+def two_sets():
+    """(the set that this rank is in, the other, ranks of the first): the ends, and what is between them."""
+    rank, size = bps.rank(), bps.size()
+    outer, inner = [0, size - 1], list(range(1, size - 1))
+    ends, middle = bps.add_process_set(outer), bps.add_process_set(inner)
+    return (ends, middle, outer) if rank in outer else (middle, ends, inner)
+
+
+def check_process_sets():
+    """Two sets do different things at one time; a root is named by its number among all ranks."""
+    rank, size = bps.rank(), bps.size()
+    mine, other, ranks = two_sets()
+    n, number = len(ranks), mine.process_set_id
+    x = tf.fill([n, 2], float(rank))
+    total = np.full((n, 2), sum(ranks), "float32")
+    in_turn = np.repeat(np.array(ranks, "float32"), 2).reshape(-1, 2)
+
+    def operations(x):
+        return (
+            bps.allreduce(x, op=bps.Sum, process_set=mine),
+            bps.allreduce(x, name="of the set", process_set=mine),
+            *bps.grouped_allreduce([x, tf.ones(3)], name="group", op=bps.Sum, process_set=mine),
+            bps.allreduce(1 + x, op=bps.Product, process_set=mine),
+            bps.broadcast(x, ranks[-1], process_set=mine),
+            bps.allgather(x[:1], name="rows", process_set=mine),
+            bps.grouped_allgather([x[:1]], process_set=mine)[0],
+            bps.alltoall(x, process_set=mine),
+            *bps.alltoall(x, splits=[1] * n, process_set=mine),
+            bps.reducescatter(x, op=bps.Sum, process_set=mine),
+            bps.grouped_reducescatter([x], op=bps.Sum, process_set=mine)[0],
+            bps.allreduce(tf.ones(1), op=bps.Sum),
+        )
+
+    expected = [total, total / np.float32(n), total, np.full(3, n, "float32")]
+    expected += [np.full((n, 2), np.prod([r + 1.0 for r in ranks]), "float32"), np.full((n, 2), ranks[-1], "float32")]
+    expected += [in_turn] * 4 + [np.ones(n, "int32"), total[:1], total[:1], np.full(1, size, "float32")]
+    for run in both(operations):
+        for got, wanted in zip(run(x), expected, strict=True):
+            same(got, wanted)
+    for slices in (tf.IndexedSlices(x, tf.range(n), tf.constant([9, 2])), tf.IndexedSlices(x, tf.range(n))):
+        merged = bps.allreduce(slices, op=bps.Sum, process_set=mine)
+        same(merged.values, total if slices.dense_shape is not None else np.repeat(in_turn, n, 0))
+    variables = [tf.Variable(x), tf.Variable(x)]
+    bps.broadcast_variables(variables[:1], ranks[-1], process_set=mine)
+    bps.broadcast_(variables[1:], ranks[-1], process_set=mine)
+    for variable in variables:
+        same(variable, np.full((n, 2), ranks[-1], "float32"))
+    assert bps.broadcast_object({"from": rank}, ranks[-1], process_set=mine) == {"from": ranks[-1]}
+    assert bps.allgather_object(rank, process_set=mine) == ranks
+    for run in both(lambda: (bps.size_op(number), bps.process_set_included_op(number))):
+        assert [int(x) for x in run()] == [n, 1]
+    outside = next(r for r in range(size) if r not in ranks)
+    expect(bps.BpsValueError, lambda: bps.size_op(-1), "no such set")
+    expect(bps.BpsValueError, lambda: bps.allreduce(x, process_set=other), f"rank {rank} is not in ProcessSet")
+    expect(bps.BpsValueError, lambda: bps.broadcast(x, outside, process_set=mine), f"root rank {outside} is not one of")
+    expect(bps.BpsValueError, lambda: bps.allreduce(x, process_set="mine"), "no ProcessSet")
+    expect(Exception, tf.function(lambda: bps.allreduce(x, process_set=other)), f"rank {rank} is not in ProcessSet")
+    assert all([bps.remove_process_set(each) for each in sorted((mine, other), key=lambda each: each.ranks)])
+
+
+def check_gradients_of_process_sets():
+    """They are over the set too, and are asked for when the call is over."""
+    rank = bps.rank()
+    mine, other, ranks = two_sets()
+    n, place = len(ranks), ranks.index(rank)
+    weights = [r + 1.0 for r in ranks]
+    x = tf.Variable(tf.fill([n, 2], float(rank)))
+    of_mean = np.full((n, 2), np.mean(weights), "float32")
+    scattered = np.repeat(np.array(weights, "float32") * n, 2).reshape(n, 2)
+    operations = {
+        "sum": (lambda v: bps.allreduce(v, op=bps.Sum, name="g", process_set=mine), of_mean * n),
+        "average": (lambda v: bps.allreduce(v, process_set=mine), of_mean),
+        "broadcast": (lambda v: bps.broadcast(v, ranks[-1], process_set=mine), of_mean * (rank == ranks[-1])),
+        "allgather": (lambda v: bps.allgather(v, process_set=mine), of_mean),
+        "alltoall": (lambda v: bps.alltoall(v, process_set=mine), scattered / n),
+        "reducescatter": (lambda v: bps.reducescatter(v, op=bps.Sum, process_set=mine), scattered),
+    }
+    for what, (operation, expected) in operations.items():
+
+        def gradient(operation=operation):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(operation(x) * weights[place])
+            return tape.gradient(loss, x)
+
+        for run in both(gradient):
+            same(run(), expected, what)
+    with tf.GradientTape() as late:
+        total = bps.allreduce(x, process_set=mine)
+    for each in sorted((mine, other), key=lambda each: each.ranks):
+        bps.remove_process_set(each)
+    expect(bps.BpsValueError, lambda: late.gradient(total, x), "process set", "was removed")
+
+
+def check_a_process_set_that_is_removed():
+    """No later set is taken for it by what was traced for it."""
+    mine, other, ranks = two_sets()
+    both_sets = sorted((mine, other), key=lambda each: each.ranks)
+
+    @tf.function
+    def traced(x):
+        return bps.allreduce(x, op=bps.Sum, process_set=mine), bps.allgather(x, process_set=mine)
+
+    same(traced(tf.ones(1))[0], np.full(1, len(ranks), "float32"))
+    numbers = [each.process_set_id for each in both_sets]
+    for each in both_sets:
+        bps.remove_process_set(each)
+    words = (f"process set {numbers[both_sets.index(mine)]} is not in use", "removed")
+    expect(bps.BpsValueError, lambda: bps.allreduce(tf.ones(1), process_set=mine), "not in use")
+    expect(tf.errors.InvalidArgumentError, lambda: traced(tf.ones(1)), *words)
+    for each in both_sets:
+        bps.add_process_set(each)
+    assert min(each.process_set_id for each in both_sets) > max(numbers)
+    expect(tf.errors.InvalidArgumentError, lambda: traced(tf.ones(1)), *words)
+    same(bps.allreduce(tf.ones(1), op=bps.Sum, process_set=mine), np.full(1, len(ranks), "float32"))
+    for each in both_sets:
+        bps.remove_process_set(each)
 
 
 def main():

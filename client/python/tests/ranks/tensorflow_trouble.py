@@ -126,24 +126,56 @@ def shutdown_under_a_wait():
         bps.broadcast_object(None, 1, name="over")
         bps.shutdown()
     else:
-        waits, outcome = threading.Event(), []
-        run = tf.function(lambda x: bps.allreduce(x, name="alone"))
-        run.get_concrete_function(tf.TensorSpec([3]))
-
-        def wait():
-            waits.set()
-            try:
-                outcome.append(run(tf.ones([3])))
-            except tf.errors.OpError as error:
-                outcome.append(error)
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        waits.wait()
+        ends = waits_for(lambda x: bps.allreduce(x, name="alone"))
         bps.broadcast_object(None, 1, name="over")
         bps.shutdown()
+        ends()
+
+
+def waits_for(operation):
+    """Has a thread wait for what no other rank does. A function that sees it fail."""
+    waits, outcome = threading.Event(), []
+    run = tf.function(operation)
+    run.get_concrete_function(tf.TensorSpec([3]))
+
+    def wait():
+        waits.set()
+        try:
+            outcome.append(run(tf.ones([3])))
+        except tf.errors.OpError as error:
+            outcome.append(error)
+
+    def ends():
         thread.join(60)
         assert not thread.is_alive() and isinstance(outcome[0], tf.errors.OpError), outcome
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    waits.wait()
+    return ends
+
+
+def a_process_set_is_removed_under_a_wait():
+    """remove_process_set() ends what another thread waits for, and the job goes on."""
+    some = bps.add_process_set([0, 1])
+    ends = waits_for(lambda x: bps.allreduce(x, name="alone", process_set=some)) if bps.rank() == 0 else lambda: None
+    bps.remove_process_set(some)
+    ends()
+    goes_on()
+
+
+def ranks_of_a_process_set_differ():
+    """They are told of it, by their numbers in the set; who is not in it is not concerned."""
+    some = bps.add_process_set([1, 2, 3])
+    four = tf.ones([4])
+    if some.included():
+        alone, others = (bps.broadcast, 2), (bps.allreduce,)
+        call, *root = alone if bps.rank() == ALONE else others
+        words = ("rank 1 ", "broadcast.noname", "push_pull.noname")
+        expect(bps.BpsValueError, lambda: call(four, *root, process_set=some), *words)
+        assert bps.allreduce(four, op=bps.Sum, process_set=some).numpy().tolist() == [3.0] * 4
+    goes_on()
+    bps.remove_process_set(some)
 
 
 def exit_with_work_in_flight():
