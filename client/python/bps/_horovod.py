@@ -256,7 +256,7 @@ def check_process_set(process_set):
     raise BpsValueError(
         errno.EINVAL,
         f"process_set={process_set!r}: this is over all ranks of the job. Sets are for operations of bps.torch and of "
-        "bps.tensorflow, and for optimizers of bps.torch; else use torch.distributed with the "
+        "bps.tensorflow, their optimizers (but for those of Keras 3) and tapes; else use torch.distributed with the "
         'backend "bps" and new_group(), or start each group as a job of its own (BPS_JOB)',
     )
 

@@ -34,7 +34,7 @@ def test_training(run_ranks):
 
 
 def test_training_of_four_ranks_through_a_server(run_ranks):
-    checks = ("check_groups", "check_sync_batch_norm")
+    checks = ("check_groups", "check_process_sets", "check_sync_batch_norm")
     run_ranks("tensorflow_training.py", 4, *checks, BPS_FORCE_DISTRIBUTED=1, **QUIET)
 
 

@@ -3,7 +3,7 @@
 import functools
 from urllib.parse import parse_qsl, urlencode
 
-from .._horovod import global_process_set
+from .._horovod import check_process_set, global_process_set
 from .._library import Reduction
 from ._backend import BACKEND, Compression, Reducer, keras
 
@@ -86,6 +86,7 @@ def DistributedOptimizer(
     the average, against overflow in 16 bits. groups (TensorFlow): a number or lists of variables, whose gradients are
     sent together. The arguments name and the devices have no effect.
     """
+    check_process_set(process_set)  # a saved optimizer says nothing of its set
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"{optimizer!r} is no optimizer of Keras {keras.__version__}")
     base = optimizer.__class__

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from .. import _client
-from .._horovod import check_process_set, global_process_set
+from .._horovod import global_process_set, over_process_set_if_in_it
 from .._library import Reduction
 from . import _native
 from .compression import Compression
@@ -14,9 +14,10 @@ class Reducer:
     """How gradients are reduced. Called with gradients and their variables, it returns the reduced gradients.
 
     groups: a number or lists of variables whose gradients are to be sent together. Gradients leave as they are ready in
-    any case; a group's leave when the last of it is.
+    any case; a group's leave when the last of it is. A rank outside a process set reduces its own, by itself.
     """
 
+    @over_process_set_if_in_it
     def __init__(
         self,
         compression=Compression.none,
@@ -27,7 +28,7 @@ class Reducer:
         process_set=global_process_set,
         scale_local_gradients=True,
     ):
-        check_process_set(process_set)
+        _client.remember(self)
         self.op = Reduction(op)
         if gradient_predivide_factor != 1.0 and self.op != Reduction.AVERAGE:
             raise ValueError("gradient_predivide_factor needs op=Average")
@@ -43,6 +44,7 @@ class Reducer:
     def register_local(self, variable):
         self.local.add(reference(variable))
 
+    @_client.as_remembered
     def __call__(self, gradients, variables):
         gradients = list(gradients)
         variables = list(variables)

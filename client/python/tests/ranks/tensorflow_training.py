@@ -272,6 +272,41 @@ def check_optimizer_of_keras():
     close(train(Net(3), step_of, share=True), alone())
 
 
+def check_process_sets():
+    """Those of a set average over its ranks; a rank outside has the same program and trains by itself."""
+    import keras
+
+    rank, ranks = bps.rank(), list(range(1, bps.size()))
+    some = bps.add_process_set(ranks)
+    mean = np.mean([r + 1.0 for r in ranks], dtype="float32") if rank else 1.0
+    n = len(ranks) if rank else 1
+    x, own, table = tf.Variable(3.0), tf.Variable(3.0), tf.Variable(tf.ones([9, 2]))
+
+    def gradients():
+        tape = bps.DistributedGradientTape(tf.GradientTape(), process_set=some)
+        tape.register_local_source(own)
+        with tape:
+            loss = (rank + 1) * (x + own + tf.reduce_sum(tf.gather(table, [rank])))
+        return tape.gradient(loss, [x, own, table])
+
+    for run in (gradients, tf.function(gradients)):
+        of_x, of_own, of_table = run()
+        assert float(of_x) == mean and float(of_own) == np.float32((rank + 1) / n)
+        assert of_table.indices.numpy().tolist() == (ranks if rank else [0])
+        close([of_table.values], [np.repeat([[(r + 1) / n] for r in (ranks if rank else [0])], 2, axis=1)])
+    optimizers = [tf.compat.v1.train.GradientDescentOptimizer(1.0) for _ in range(2)]
+    for optimizer, options in zip(optimizers, ({"process_set": some}, {})):
+        optimizer = bps.DistributedOptimizer(optimizer, **options)
+        optimizer.apply_gradients(optimizer.compute_gradients(lambda: (rank + 1) * x, [x]))
+    close([float(x)], [3.0 - mean - (bps.size() + 1) / 2])
+    try:
+        bps.DistributedOptimizer(keras.optimizers.SGD(), process_set=some)
+        raise AssertionError("Keras takes a process set")
+    except bps.BpsValueError as error:
+        assert "all ranks" in str(error) and "bps.tensorflow" in str(error), error
+    bps.remove_process_set(some)
+
+
 def check_sync_batch_norm():
     random = np.random.default_rng(8)
     whole = random.normal(2.0, 3.0, (5 * bps.size(), 4, 3)).astype("float32")
