@@ -10,13 +10,18 @@
 #include "transport/transport.h"
 #include <sys/uio.h>
 
-#define RECEIVE_BUFFER \
-	(32u << 10) /* headers and small payloads of one read; what fits is copied, so not larger */
-#define SEND_MESSAGES 32	 /* gathered into one system call */
-#define SEND_BYTES    (1u << 20) /* offered to one system call */
+/* Headers and small payloads of one read, which are copied out of it; a pack stays there if all of it is here. */
+#define RECEIVE_BUFFER (72u << 10)
+#define SEND_MESSAGES  32	  /* gathered into one system call */
+#define SEND_BYTES     (1u << 20) /* offered to one system call */
 #define CHECKED_BYTES \
 	(256u         \
 	 << 10) /* the same, sent or received, with checksums: the cache of a core still has them */
+
+static_assert(2 * (sizeof(struct data_header) + DATA_PACK_MAX * sizeof(struct data_packed) +
+		   DATA_PACKED_LEN + 3 * SEAL_MAX) <=
+		      RECEIVE_BUFFER,
+	      "two packs fit, so one of two that come together is whole");
 
 /*
  * Boxes: mail to home that transport_close() can still find. Each lane has one, and those of a worker's lanes take turns: what
