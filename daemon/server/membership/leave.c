@@ -11,13 +11,27 @@
 #include "server/round/round.h"
 #include "server/round/rows.h"
 
+/* Ranks that begin the next run, and came while others of their node were still in this one, wait in it: rejoin.c. */
+static void begin_next(struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		struct delivery *waiting = TAKE_PTR(job->nodes[i].waiting);
+
+		if (waiting)
+			form_join(job->server, waiting);
+	}
+}
+
 void leave_end(struct job *job)
 {
 	struct failure failure = { 0 };
 
 	(void)failure_set(&failure, -ENOTCONN, "job %s: over: all its ranks have left",
 			  job->owner.name);
-	job_end(job, &failure);
+	job_over_remember(job->server, job->number, &failure);
+	job_retire(job, &failure);
+	begin_next(job);
+	job_dismiss(job);
 }
 
 bool leave_is_over(const struct job *job)

@@ -258,6 +258,28 @@ TEST(deadline_names_the_missing)
 	ASSERT_EQ(far_n_jobs(far), 0);
 }
 
+/* A rank may begin the next run while another of its node has not left this one. */
+TEST(the_next_run_begins_when_all_have_left)
+{
+	FAR = far_new(NULL);
+	struct layout layout = far_layout("job", 1, two_each);
+	static const uint32_t first[] = { 0 };
+	struct asked *early;
+
+	layout.resume = true;
+	far_form(far, &layout);
+	early = far_join(far, 0, &layout, 0,
+			 &(struct join_change){
+				 .ranks = first, .n_ranks = 1, .local_size = 2, .instance = 7 });
+	far_expect_waiting(far, early);
+	far_notice(far, 0, DATA_LEAVE, layout.job, 0, 0, 0, 0, NULL);
+	far_expect_waiting(far, early);
+	ASSERT_EQ(far_n_jobs(far), 1);
+	far_expect(far, far_join(far, 0, &layout, 0, &(struct join_change){ .instance = 7 }), 0,
+		   NULL);
+	far_expect(far, early, -EALREADY, "newer join");
+}
+
 TEST(seconds_for_people)
 {
 	static const uint64_t ms[] = { 1, 250, 1500, 9999, 59998, 60000, 600000, TIMEOUT_MAX_MS };
