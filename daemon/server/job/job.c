@@ -365,8 +365,7 @@ void job_retire(struct job *job, const struct failure *failure)
 	loop_timer_cancel(&job->timer);
 }
 
-/* From here on nobody finds it, but the reason. */
-static void job_close(struct job *job, const struct failure *failure)
+void job_close(struct job *job, const struct failure *failure)
 {
 	if (job->state == JOB_RUNNING)
 		job_over_remember(job->server, job->number, failure);

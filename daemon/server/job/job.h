@@ -202,6 +202,8 @@ struct job *job_find(struct server *server, uint64_t number);
 void job_fail(struct job *job, const struct failure *failure, const struct peer *except);
 /* The same, telling nobody. */
 void job_end(struct job *job, const struct failure *failure);
+/* The job ends: nobody finds it from here on, but the reason. job_dismiss() follows. */
+void job_close(struct job *job, const struct failure *failure);
 /* Its number is free again, nothing can come to it, and nobody is told: job_dismiss() follows. */
 void job_retire(struct job *job, const struct failure *failure);
 /* Answers all that is held with the failure. The job may be gone afterwards. */

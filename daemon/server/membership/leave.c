@@ -26,10 +26,11 @@ void leave_end(struct job *job)
 {
 	struct failure failure = { 0 };
 
+	if (job->state == JOB_OVER)
+		return;
 	(void)failure_set(&failure, -ENOTCONN, "job %s: over: all its ranks have left",
 			  job->owner.name);
-	job_over_remember(job->server, job->number, &failure);
-	job_retire(job, &failure);
+	job_close(job, &failure);
 	begin_next(job);
 	job_dismiss(job);
 }

@@ -17,7 +17,7 @@ void leave_call(struct job *job, uint32_t node, const struct data_header *header
 void leave_heard(struct job *job, uint64_t node);
 /* A node has attached: it may not know who has left. */
 void leave_attached(const struct job *job, uint32_t node);
-/* All have left: nothing is to be said. */
+/* All have left: nothing is to be said. Ranks that wait to begin the next run do so. */
 void leave_end(struct job *job);
 /* server_stop() for a job. */
 size_t leave_stop(struct job *job);
