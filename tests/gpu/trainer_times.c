@@ -120,15 +120,15 @@ static void see_hop(size_t len)
 	     (hop / copy - 1) * 100, verdict(len, copy, hop));
 }
 
-/* -- Two devices: NCCL in the trainer, and the same by bps ----------------------------------------------------- */
+/* -- Two ranks ------------------------------------------------------------------------------------------------- */
 
-static size_t nccl_len;
+static size_t pair_len;
 
 static void second(int fd)
 {
 	struct note note;
 	struct rank rank;
-	struct one one = { .rank = &rank, .len = nccl_len };
+	struct one one = { .rank = &rank, .len = pair_len };
 
 	(void)hear(fd, &note);
 	rank_open(&rank, (const char *)note.handle.reserved, 1, 2, BPS_GPU_REDUCE_AUTO);
@@ -139,7 +139,36 @@ static void second(int fd)
 	tell(fd, &note, -1);
 }
 
-static double nccl_median(void)
+/* All-reduces of two ranks, on two devices where there are two. */
+static double pair_median(size_t len)
+{
+	struct note note = { .number = 0 };
+	struct rank rank;
+	struct one one = { .rank = &rank, .len = len };
+	double hop;
+	int fd;
+
+	pair_len = len;
+	(void)peer_new(second, &fd);
+	snprintf(note.handle.reserved, sizeof(note.handle.reserved), "gpu-check-%d", (int)getpid());
+	tell(fd, &note, -1);
+	rank_open(&rank, (const char *)note.handle.reserved, 0, 2, BPS_GPU_REDUCE_AUTO);
+	CU(cuMemAlloc(&one.data, one.len));
+	CU(cuMemsetD8Async(one.data, 0, one.len, rank.stream));
+	BPS(bps_tensor_declare(rank.client, "hop", BPS_FLOAT32, one.len / 4, &one.tensor));
+	hop = median(&one, bps_once);
+	(void)hear(fd, &note);
+	return hop;
+}
+
+static void see_pair(size_t len)
+{
+	seen("bps %.1f us", pair_median(len));
+}
+
+/* -- Two devices: NCCL in the trainer, and the same by bps ----------------------------------------------------- */
+
+static double nccl_median(size_t len)
 {
 	const struct nccl *nccl;
 	double samples[SAMPLES_MAX], began;
@@ -147,15 +176,15 @@ static double nccl_median(void)
 	CUstream streams[2];
 	ncclComm_t comms[2];
 	const char *reason;
-	int n = samples_for(nccl_len);
+	int n = samples_for(len);
 
 	if (nccl_load(&nccl, &reason))
 		seen("%s", reason);
 	for (int i = 0; i < 2; i++) {
 		(void)start(i);
 		CU(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
-		CU(cuMemAlloc(&data[i], nccl_len));
-		CU(cuMemsetD8Async(data[i], 0, nccl_len, streams[i]));
+		CU(cuMemAlloc(&data[i], len));
+		CU(cuMemsetD8Async(data[i], 0, len, streams[i]));
 	}
 	CHECK(!nccl->ncclCommInitAll(comms, 2, NULL));
 	for (int k = -3; k < n; k++) {
@@ -163,8 +192,8 @@ static double nccl_median(void)
 		CHECK(!nccl->ncclGroupStart());
 		for (int i = 0; i < 2; i++)
 			CHECK(!nccl->ncclAllReduce((void *)(uintptr_t)data[i],
-						   (void *)(uintptr_t)data[i], nccl_len / 4,
-						   ncclFloat32, ncclSum, comms[i], streams[i]));
+						   (void *)(uintptr_t)data[i], len / 4, ncclFloat32,
+						   ncclSum, comms[i], streams[i]));
 		CHECK(!nccl->ncclGroupEnd());
 		for (int i = 0; i < 2; i++)
 			CU(cuStreamSynchronize(streams[i]));
@@ -179,23 +208,9 @@ static double nccl_median(void)
 
 static void see_nccl(size_t len)
 {
-	struct note note = { .number = 0 };
-	struct rank rank;
-	struct one one = { .rank = &rank, .len = len };
-	double hop;
-	int fd;
+	double hop = pair_median(len);
 
-	nccl_len = len;
-	(void)peer_new(second, &fd);
-	snprintf(note.handle.reserved, sizeof(note.handle.reserved), "gpu-check-%d", (int)getpid());
-	tell(fd, &note, -1);
-	rank_open(&rank, (const char *)note.handle.reserved, 0, 2, BPS_GPU_REDUCE_AUTO);
-	CU(cuMemAlloc(&one.data, one.len));
-	CU(cuMemsetD8Async(one.data, 0, one.len, rank.stream));
-	BPS(bps_tensor_declare(rank.client, "hop", BPS_FLOAT32, one.len / 4, &one.tensor));
-	hop = median(&one, bps_once);
-	(void)hear(fd, &note);
-	seen("NCCL %.1f us, bps %.1f us", nccl_median(), hop);
+	seen("NCCL %.1f us, bps %.1f us", nccl_median(len), hop);
 }
 
 #define HOP(name, bytes)             \
@@ -216,6 +231,19 @@ HOP(16m, 16u << 20)
 HOP(64m, 64u << 20)
 HOP(256m, 256u << 20)
 HOP(1g, 1u << 30)
+
+#define PAIR(name, bytes)                 \
+	static void run_pair_##name(void) \
+	{                                 \
+		see_pair(bytes);          \
+	}
+
+PAIR(64k, 64u << 10)
+PAIR(1m, 1u << 20)
+PAIR(4m, 4u << 20)
+PAIR(8m, 8u << 20)
+PAIR(64m, 64u << 20)
+PAIR(256m, 256u << 20)
 
 #define NCCL(name, bytes)                 \
 	static void run_nccl_##name(void) \
@@ -242,6 +270,12 @@ const struct rule trainer_times[] = {
 	{ "64 MiB", "to the host and back", NULL, false, 1, run_64m },
 	{ "256 MiB", "to the host and back", NULL, false, 1, run_256m },
 	{ "1 GiB", "to the host and back", NULL, false, 1, run_1g },
+	{ "pair 64 KiB", "all-reduce of two ranks", NULL, false, 1, run_pair_64k },
+	{ "pair 1 MiB", "all-reduce of two ranks", NULL, false, 1, run_pair_1m },
+	{ "pair 4 MiB", "all-reduce of two ranks", NULL, false, 1, run_pair_4m },
+	{ "pair 8 MiB", "all-reduce of two ranks", NULL, false, 1, run_pair_8m },
+	{ "pair 64 MiB", "all-reduce of two ranks", NULL, false, 1, run_pair_64m },
+	{ "pair 256 MiB", "all-reduce of two ranks", NULL, false, 1, run_pair_256m },
 	{ "nccl 64 KiB", "all-reduce on two devices", NULL, false, 2, run_nccl_64k },
 	{ "nccl 1 MiB", "all-reduce on two devices", NULL, false, 2, run_nccl_1m },
 	{ "nccl 8 MiB", "all-reduce on two devices", NULL, false, 2, run_nccl_8m },
