@@ -6,10 +6,17 @@
 #include "base/map.h"
 #include "base/metrics.h"
 #include "gpu/wire.h"
+#include "proto/allowance.h"
 #include "proto/shm.h"
 
 /* Waiting flags that no lane is left for are looked at so often. */
 #define GPU_POLL_NS (1 * NSEC_PER_MSEC)
+/*
+ * Where a stream has nothing else to do, it comes to a submission 5 us after the daemon does, and a lane tells of it 20 to 50 us
+ * late: for so long, and so often, a flag is looked at before it has a lane, unless that has been in vain too often.
+ */
+#define GPU_SOON_NS	 (20 * NSEC_PER_USEC)
+#define GPU_POLL_SOON_NS (2 * NSEC_PER_USEC)
 /*
  * The driver takes back a trainer's memory while it dies, and what of ours is at work on it then fails: its process is not
  * known to be dead yet. So long a failure of this kind is kept back, so that the death, if there is one, is told first.
@@ -59,7 +66,9 @@ struct gpu_arena {
 enum gpu_worker_state { WORKER_RUNNING, WORKER_ENDING, WORKER_DEAD };
 
 struct gpu_watch {
-	struct list link; /* the session's: on a lane, or none is free */
+	struct list link; /* the session's: on a lane, or none is free or it is too early for one */
+	uint64_t lane_ns; /* from then on it may have a lane */
+	uint64_t looked_ns; /* before that its flag is looked at for so long */
 	uint32_t slot, lane;
 	uint64_t ticket;
 	uint8_t device[DEVICE_UUID_LEN];
@@ -73,6 +82,7 @@ struct gpu_work {
 		enum gpu_stream stream;
 	} marks[GPU_STREAMS * GPU_DEVICES_MAX]; /* streams that the task uses */
 	unsigned n_marks;
+	uint64_t n_bytes;     /* that the task copies */
 	struct list tasks;    /* under way */
 	struct map by_ticket; /* the same */
 	uint64_t n_begun;
@@ -107,6 +117,7 @@ struct gpu_worker {
 	struct loop_source process; /* pidfd */
 	struct loop_timer timer;    /* something is under way, or the process is to end */
 	struct loop_timer poll;	    /* watches without a lane */
+	struct allowance look;	    /* for looking at their flags before they have one */
 	struct loop_timer late;	    /* its process is dead, for the reason kept_back */
 	struct failure kept_back;
 	struct mail soon; /* ends it for want of memory: from the loop */

@@ -46,13 +46,14 @@ bool gpu_session_is_ready(const struct gpu_session *session, uint32_t slot, uint
 	return shm_flag_reached(atomic_load_explicit(&flag->ready, memory_order_acquire), ticket);
 }
 
-/* Puts what is parked on lanes that are free. */
-static void use_lanes(struct gpu_session *session)
+/* Puts what is parked, and has been looked for long enough, on lanes that are free. */
+static void use_lanes(struct gpu_session *session, uint64_t now_ns)
 {
 	struct gpu_watch *watch;
 
 	while (session->lanes != (1u << GPU_LANES) - 1 &&
-	       (watch = list_first(&session->parked, struct gpu_watch, link))) {
+	       (watch = list_first(&session->parked, struct gpu_watch, link)) &&
+	       watch->lane_ns <= now_ns) {
 		struct gpu_command command = {
 			.op = GPU_OP_WATCH,
 			.session = session->number,
@@ -61,6 +62,9 @@ static void use_lanes(struct gpu_session *session)
 		};
 
 		memcpy(command.device, watch->device, sizeof(command.device));
+		if (watch->looked_ns)
+			allowance_settle(&session->worker->look, (int64_t)now_ns, false,
+					 (int64_t)watch->looked_ns, 0);
 		list_remove(&watch->link);
 		watch->lane = (uint32_t)__builtin_ctz(~session->lanes);
 		session->lanes |= 1u << watch->lane;
@@ -70,27 +74,42 @@ static void use_lanes(struct gpu_session *session)
 	}
 }
 
-static void poll_later(struct gpu_worker *worker)
+static void poll_at(struct gpu_worker *worker, uint64_t at_ns)
 {
-	if (!worker->poll.loop && worker->state == WORKER_RUNNING)
-		(void)loop_timer_set(worker->gpu->params.loop, &worker->poll,
-				     clock_now_ns() + GPU_POLL_NS);
+	struct loop_timer *timer = &worker->poll;
+
+	if (worker->state == WORKER_RUNNING && (!timer->loop || timer->at_ns > at_ns))
+		(void)loop_timer_set(worker->gpu->params.loop, timer, at_ns);
+}
+
+/* When what is left parked is looked at again: soon, while the first of it may get a lane. */
+static void poll_later(struct gpu_session *session, uint64_t now_ns)
+{
+	struct gpu_watch *watch = list_first(&session->parked, struct gpu_watch, link);
+
+	if (watch)
+		poll_at(session->worker,
+			now_ns + (watch->lane_ns > now_ns ? GPU_POLL_SOON_NS : GPU_POLL_NS));
 }
 
 int gpu_session_watch(struct gpu_session *session, const struct gpu_memory *memory, uint32_t slot,
 		      uint64_t ticket)
 {
 	struct gpu_watch *watch = calloc(1, sizeof(*watch));
+	uint64_t now_ns = clock_now_ns();
 
 	if (!watch)
 		return error_origin(-ENOMEM);
 	watch->slot = slot;
 	watch->ticket = ticket;
+	if (allowance_left(&session->worker->look, (int64_t)now_ns) &&
+	    loop_linger(session->worker->gpu->params.loop, now_ns, GPU_SOON_NS))
+		watch->looked_ns = GPU_SOON_NS;
+	watch->lane_ns = now_ns + watch->looked_ns;
 	memcpy(watch->device, memory->params.device, sizeof(watch->device));
 	list_push_back(&session->parked, &watch->link);
-	use_lanes(session);
-	if (!list_empty(&session->parked))
-		poll_later(session->worker);
+	use_lanes(session, now_ns);
+	poll_later(session, now_ns);
 	return 0;
 }
 
@@ -112,14 +131,14 @@ static bool look(struct gpu_session *session)
 
 void gpu_session_poll(struct gpu_worker *worker)
 {
-	bool parked = false, reached = false;
+	uint64_t now_ns = clock_now_ns();
+	bool reached = false;
 
 	for (uint32_t i = 0; i < worker->n_sessions; i++) {
 		reached |= look(worker->sessions[i]);
-		parked |= !list_empty(&worker->sessions[i]->parked);
+		use_lanes(worker->sessions[i], now_ns);
+		poll_later(worker->sessions[i], now_ns);
 	}
-	if (parked)
-		poll_later(worker);
 	if (reached)
 		gpu_worker_changed(worker);
 }
@@ -149,7 +168,7 @@ void gpu_session_event(struct gpu_worker *worker, const struct gpu_event *event)
 	}
 	/* What is reached by now needs no lane. */
 	(void)look(session);
-	use_lanes(session);
+	use_lanes(session, clock_now_ns());
 	gpu_worker_changed(worker);
 }
 

@@ -5,11 +5,16 @@
  */
 #include "gpu/internal.h"
 
+/* The end of a task that copies no more than this is looked for: 1 MiB takes 20 us, and the way to the worker and back 20. */
+#define LINGER_BYTES_MAX (1u << 20)
+#define LINGER_NS	 (60 * NSEC_PER_USEC)
+
 void gpu_task_begin(struct gpu_worker *worker, struct gpu_task *task)
 {
 	assert(!worker->work.task);
 	worker->work.task = task;
 	worker->work.n_marks = 0;
+	worker->work.n_bytes = 0;
 	task->n_pending = 0;
 }
 
@@ -46,6 +51,7 @@ static void copy(struct gpu_worker *worker, enum gpu_op op, enum gpu_stream stre
 	command->staging =
 		(uint64_t)((const char *)data - (arena ? arena->data : worker->gpu->staging));
 	metric_add(arena ? &worker->gpu->bytes_direct : &worker->gpu->bytes_staged, len);
+	worker->work.n_bytes += len;
 	gpu_task_use(worker, memory, stream);
 }
 
@@ -142,6 +148,8 @@ void gpu_task_end(struct gpu_worker *worker)
 		end_later(worker);
 	gpu_worker_flush_later(worker);
 	gpu_worker_expect(worker);
+	if (worker->work.n_bytes <= LINGER_BYTES_MAX)
+		(void)loop_linger(worker->gpu->params.loop, clock_now_ns(), LINGER_NS);
 }
 
 static void task_done(struct gpu_worker *worker, struct gpu_task *task, bool failed)

@@ -169,7 +169,7 @@ TEST_TIMEOUT(calls_that_fail, 240)
 		{ "cuEventCreate:1:2", "cuEventCreate" },
 		{ "cuEventRecord:3:400", "cuEventRecord" },
 		{ "cuEventQuery:1:700", "CUDA_ERROR_ILLEGAL_ADDRESS" },
-		{ "cuEventSynchronize:1:700", "CUDA_ERROR_ILLEGAL_ADDRESS" },
+		{ "cuEventQuery:2:700", "CUDA_ERROR_ILLEGAL_ADDRESS" },
 		{ "cuStreamWriteValue32:1:1", "cuStreamWriteValue32" },
 		{ "@copy:3:700", "CUDA_ERROR_ILLEGAL_ADDRESS" },
 		{ "@write:1:719", "CUDA_ERROR_LAUNCH_FAILED" },

@@ -5,6 +5,7 @@
  */
 #include "gpu/worker/worker.h"
 
+#include "base/clock.h"
 #include "base/failpoint.h"
 #include "gpu/nccl_abi.h"
 #include "proto/frame.h"
@@ -13,6 +14,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+
+/* A thread that is to do more soon looks for it for so long. */
+#define LOOK_NS (50 * NSEC_PER_USEC)
 
 struct worker worker = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -153,6 +158,20 @@ void worker_enter(const struct device *device)
 	current = device;
 }
 
+void worker_look(struct allowance *allowance, bool (*is_there)(void *context), void *context)
+{
+	uint64_t began_ns = clock_now_ns(), now_ns = began_ns;
+	bool found = false;
+
+	if (!allowance_left(allowance, (int64_t)began_ns))
+		return;
+	while (!found && now_ns < began_ns + LOOK_NS) {
+		found = is_there(context);
+		now_ns = clock_now_ns();
+	}
+	allowance_settle(allowance, (int64_t)now_ns, found, (int64_t)(now_ns - began_ns), 0);
+}
+
 struct device *worker_device(const uint8_t uuid[DEVICE_UUID_LEN])
 {
 	for (int i = 0; i < worker.n_devices; i++)
@@ -255,15 +274,25 @@ static void handle(const struct gpu_command *command, int fd)
 	}
 }
 
+static bool has_packet(void *context)
+{
+	(void)context;
+	return recv(GPU_SOCKET_FD, NULL, 0, MSG_PEEK | MSG_DONTWAIT | MSG_TRUNC) >= 0 ||
+	       errno != EAGAIN;
+}
+
 static void serve(void)
 {
 	static char packet[FRAME_MAX] __attribute__((__aligned__(8)));
 	const struct gpu_command *commands = (const void *)packet;
+	struct allowance allowance = { 0 };
 	int fds[FRAME_FDS], r;
 
 	for (;;) {
 		size_t len = 0, n_fds = 0;
 
+		/* Behind what goes down something goes up. */
+		worker_look(&allowance, has_packet, NULL);
 		r = frame_receive(GPU_SOCKET_FD, packet, &len, fds, &n_fds);
 		if (r == FRAME_E_EOF || r == -ECONNRESET)
 			release_all();

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "gpu/wire.h"
+#include "proto/allowance.h"
 #include "proto/cuda_abi.h"
 #include "proto/shm.h"
 #include <pthread.h>
@@ -21,7 +22,9 @@ struct waiter {
 	pthread_t thread;
 	pthread_mutex_t lock; /* of all below */
 	pthread_cond_t more;
-	struct mark *first, *last; /* recorded, in order */
+	_Atomic(struct mark *)
+		first; /* recorded, in order; the waiter looks at it without the lock */
+	struct mark *last;
 	struct mark *spare;
 	struct device *device;
 	CUstream stream;
@@ -103,6 +106,12 @@ _Noreturn void worker_fatal_if_alive(int status, const char *format, ...) _print
 void worker_check(CUresult result, const char *call, const struct device *device);
 /* Makes a device's context this thread's; NULL: it is not known which one is. */
 void worker_enter(const struct device *device);
+
+/*
+ * Waits for what is to come very soon without sleeping, which takes as long as a copy; not where that has been in vain too
+ * often. The allowance is the thread's.
+ */
+void worker_look(struct allowance *allowance, bool (*is_there)(void *context), void *context);
 
 /* The device with this UUID, or NULL. */
 struct device *worker_device(const uint8_t uuid[DEVICE_UUID_LEN]);
