@@ -47,7 +47,7 @@ def test_counts():
         row, = figures['rows']
         assert row['parts'] >= 1, row
         assert row['daemon_system_calls_per_part'] > 0, row
-    assert row['rank_system_calls_per_operation'] >= 0, row  # none where each answer comes while the rank looks for it
+        assert row['rank_system_calls_per_operation'] >= 0, row  # none where each answer comes while the rank looks for it
         assert row['daemon_allocations_per_part'] < 1, 'the data path takes memory from the C library'
         assert 0 <= row['copied_per_byte'] <= 1, row  # from where it is kept to each of two results
         assert 'copied/byte' in text

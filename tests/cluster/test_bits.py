@@ -229,7 +229,6 @@ def test_broadcast_gather_scatter_all_to_all():
     rng = random.Random(SEED + 7)
     with Cluster(3, 1) as cluster:
         for layout in LAYOUTS[:3] + [(2, 2, 2), (1, 3)]:
-            size = sum(layout)
             ranks = cluster.job(layout, part_bytes=4096)
             for dtype in (FLOAT32, BFLOAT16, INT8, FLOAT64, BOOL):
                 collectives(ranks, layout, dtype, rng, base=dtype * 100)

@@ -17,7 +17,6 @@ def nodes_of(layout):
 
 
 def work(cluster, keeper, layout, turns=1, n_restarts=0):
-    size = sum(layout)
     ranks = job(cluster, layout)
     for turn in range(turns):
         round_trip(ranks, every_operation(layout, 50 * turn), 20 * turn)
@@ -285,7 +284,7 @@ def test_a_round_that_failed_while_its_server_was_away():
         each(ranks, 'leave')
 
 
-def held(cluster, node=0):
+def held_by(cluster, node=0):
     """Bytes that the rank of a node is charged for."""
     return cluster.daemons[node].ctl('job', 'job1')['ranks'][0]['bytes_held']
 
@@ -298,9 +297,9 @@ def test_results_have_the_room_that_they_need():
     large = {'part_bytes': 32 << 20}
     with Cluster(2, 1, colocated=False) as cluster, Keeper(cluster) as keeper:
         ranks = job(cluster, (1, 1), **large)
-        least = held(cluster)
+        least = held_by(cluster)
         round_trip(ranks, every_operation((1, 1)))
-        most = held(cluster)
+        most = held_by(cluster)
         assert most >= least + (32 << 20), (least, most)
         works = every_operation((1, 1), 50)
         declare(ranks, works, 20)
@@ -308,7 +307,7 @@ def test_results_have_the_room_that_they_need():
         keeper.kill(0)
         finish(ranks, works, 20)
         round_trip(ranks, every_operation((1, 1), 100), 40)
-        assert held(cluster) >= least + (32 << 20), (least, held(cluster))
+        assert held_by(cluster) >= least + (32 << 20), (least, held_by(cluster))
         each(ranks, 'leave')
         wait_for('it is given back', lambda: not cluster.daemons[0].ctl('jobs')['jobs'])
 
