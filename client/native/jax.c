@@ -16,6 +16,7 @@
  * guarded by its mutex; a call's requests and memory belong to bps_start, then to the waiter until the call is complete, then
  * to whoever takes the call out of the list.
  */
+#include "client/native/declare.h"
 #include "client/native/jax_ffi.h"
 #include "proto/c.h"
 #include <bps.h>
@@ -584,7 +585,7 @@ static int submit_to(struct bps_client *client, struct call *call, size_t index,
 		differed = bps_client_differed(client, params->order);
 	if (differed && asprintf(&after, "%s.after.%llu", name, (unsigned long long)differed) < 0)
 		return -ENOMEM;
-	r = bps_tensor_declare(client, after ?: name, layout->dtype, layout->elements, &tensor);
+	r = declare(client, after ?: name, layout->dtype, layout->elements, &tensor);
 	if (r)
 		return r;
 	r = submit(call, index, tensor, params);

@@ -19,6 +19,7 @@
  * set, whose number is an attribute of the node; a graph that outlives its set finds no client.
  */
 #include "client/native/tensorflow_op.h"
+#include "client/native/declare.h"
 #include "proto/c.h"
 #include <dlfcn.h>
 #include <errno.h>
@@ -183,7 +184,7 @@ static int submit(struct call *call, const char *name, int dtype, uint64_t eleme
 		  const struct bps_submit_params *params, struct bps_request **ret_request)
 {
 	struct bps_tensor *tensor;
-	int r = bps_tensor_declare(call->here->client, name, dtype, elements, &tensor);
+	int r = declare(call->here->client, name, dtype, elements, &tensor);
 
 	if (r)
 		return fail_bps(&call->failure, r);
@@ -602,8 +603,9 @@ static int all_to_all(struct call *call, const struct view *input, const struct 
 	}
 	if (total != input->rows)
 		return fail(&call->failure, -EINVAL,
-			    "%s: the splits do not cut %llu rows for %d ranks", name,
-			    (unsigned long long)input->rows, (int)size);
+			    "%s: the splits do not cut %llu rows for %d ranks: give some that add "
+			    "up to that",
+			    name, (unsigned long long)input->rows, (int)size);
 	if (submit_and_wait(call, name, BPS_INT64, 2 * size, &params, NULL))
 		return call->failure.status;
 	params = (struct bps_submit_params){ .operation = BPS_ALL_TO_ALL, .counts = counts };

@@ -8,7 +8,7 @@ from .. import _client
 from .._errors import BpsValueError
 from .._horovod import Product, global_process_set, over_process_set, process_set_of
 from .._library import Reduction
-from .._ops import choose_reduction, equal_splits
+from .._ops import choose_reduction
 from . import _native
 from .compression import Compression
 
@@ -268,13 +268,11 @@ def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_se
     tensor, restored = _native.to_moved(tensor)
     if splits is not None:
         cut = tf.cast(splits, tf.int64)
-    elif tf.executing_eagerly():
-        cut = tf.constant(equal_splits(tensor.shape[0] if tensor.shape.rank else 1), tf.int64)
     else:
         size = _client.current().size
-        rows = tf.shape(tensor, tf.int64)[0]
+        rows = tf.shape(tensor, tf.int64)[0] if tensor.shape.rank != 0 else 1
         # Where it cannot be cut evenly, the operation says so: the splits do not add up.
-        cut = tf.fill([size], rows // size)
+        cut = tf.fill([size], tf.cast(rows // size, tf.int64))
 
     @tf.custom_gradient
     def run(tensor):

@@ -305,6 +305,16 @@ def check_calls_of_bps_beside_a_program():
         equal(result, everyone((1000,), seed=i).sum(0).astype("float32"))
 
 
+def check_a_name_again():
+    """With another type or size it is another tensor, in one program and in the next; and with the first it is the first."""
+    size = bps.size()
+    both = jax.jit(lambda x, y: (bps.allreduce(x, op=bps.Sum, name="again"), bps.allreduce(y, op=bps.Sum, name="again")))
+    for dtypes in (("float32", "int32"), ("float32", "float16"), ("float32", "float32")):
+        for n in (3, 5, 3):
+            for result, dtype in zip(both(*(jnp.ones(n, dtype) for dtype in dtypes)), dtypes):
+                equal(result, np.full(n, size, dtype))
+
+
 def check_names():
     """What the daemon is told does not depend on how often a rank has traced."""
     extra = 3 * bps.rank()

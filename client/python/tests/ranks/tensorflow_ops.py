@@ -522,6 +522,18 @@ def check_a_process_set_that_is_removed():
         bps.remove_process_set(each)
 
 
+def check_a_name_again():
+    """With another type or size it is another tensor, in eager code and in graphs; and with the first it is the first."""
+    rank, size = bps.rank(), bps.size()
+    graph = tf.function(lambda x: bps.allreduce(x, op=bps.Sum, name="again"))
+    for dtype, n in ((tf.float32, 3), (tf.int64, 3), (tf.float32, 5), (tf.float32, 3)):
+        x = tf.cast(tf.fill([n], rank), dtype)
+        for call in (lambda x: bps.allreduce(x, op=bps.Sum, name="again"), graph):
+            same(call(x), np.full(n, size * (size - 1) // 2, dtype.as_numpy_dtype))
+        same(bps.allgather(x, name="again"), np.repeat(np.arange(size, dtype=dtype.as_numpy_dtype), n))
+        same(bps.broadcast(x, 1, name="again"), np.ones(n, dtype.as_numpy_dtype))
+
+
 def main():
     tf.get_logger().setLevel("ERROR")  # the same function is traced for many types on purpose
     bps.init()
