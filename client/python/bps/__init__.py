@@ -23,6 +23,7 @@ from ._errors import (
     BpsMembershipError,
     BpsNotInitializedError,
     BpsTimeoutError,
+    BpsUnsupportedError,
     BpsValueError,
 )
 from ._library import SIZES, Reduction
@@ -44,6 +45,7 @@ __all__ = [
     "BpsMembershipError",
     "BpsNotInitializedError",
     "BpsTimeoutError",
+    "BpsUnsupportedError",
     "BpsValueError",
     "Handle",
     "Max",

@@ -22,6 +22,10 @@ class BpsValueError(BpsError, ValueError):
     """Arguments that do not fit, or ranks that disagree about a tensor or the job. The text names both sides."""
 
 
+class BpsUnsupportedError(BpsValueError, NotImplementedError):
+    """bps has no such thing, where others do. The text names a way out."""
+
+
 class BpsCanceledError(BpsError):
     """The request was given up, by cancel(), by shutdown(), or by another rank."""
 

@@ -10,7 +10,7 @@ import glob
 import os
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
-from ._errors import BpsValueError
+from ._errors import BpsUnsupportedError
 from ._install import WAY_OUT
 
 SONAME = "libbps_client.so.0"
@@ -81,7 +81,7 @@ class Reduction(enum.IntEnum):
     @classmethod
     def _missing_(cls, value):
         if isinstance(value, Unavailable):
-            raise BpsValueError(errno.EINVAL, f"op={value.name}: {value.way_out}")
+            raise BpsUnsupportedError(errno.EINVAL, f"op={value.name}: {value.way_out}")
 
 
 class Memory(enum.IntEnum):

@@ -67,18 +67,20 @@ def _util():
     }
 
 
-def _tensorflow_util():
+def _tensorflow():
     import tensorflow
 
     return {"_executing_eagerly": tensorflow.executing_eagerly}
 
 
+# What the tests themselves take from a module of ours that is no program's to take.
+INTERNAL = {"horovod.tensorflow": _tensorflow}
 # What the helpers of the tests take from modules that are none of those that programs use.
 HELPERS = {
     "horovod.common.util": _util,
     "horovod.runner.common.util.env": _env,
     "horovod.runner.util.threads": _threads,
-    "horovod.tensorflow.util": _tensorflow_util,
+    "horovod.tensorflow.util": _tensorflow,
 }
 
 
@@ -101,6 +103,7 @@ class Renaming(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             ours = PARENT.get(name, f"bps{name[name.index('.') :]}" if "." in name else "bps")
             try:
                 sys.modules[name] = importlib.import_module(ours)
+                vars(sys.modules[name]).update(INTERNAL.get(name, dict)())
             except ModuleNotFoundError as error:
                 raise ModuleNotFoundError(f"bps has no {error.name} for {name}", name=name) from None
 

@@ -81,14 +81,43 @@ _ERRNO = {
 }
 
 
+class _Failure(tf.errors.OpError):
+    """What is both an error of bps and one of TensorFlow. Pickled and copied it is that of bps."""
+
+    def __init__(self, number, text, error):
+        OSError.__init__(self, number, text)
+        self._node_def = self._op = None
+        self._message, self._error_code = text, error.error_code
+        self._experimental_payloads = error.experimental_payloads
+
+    def __reduce__(self):
+        return error_from, (-self.errno, self.strerror)
+
+    # That of TensorFlow asks its operation, which in eager code there is not.
+    __str__ = OSError.__str__
+
+
+@functools.lru_cache(maxsize=None)
+def _failure_class(ours, theirs):
+    # What does not fit ranks or the moment is a FailedPreconditionError in Horovod, and in graphs an InvalidArgumentError.
+    kinds = dict.fromkeys((theirs, *([tf.errors.FailedPreconditionError] if issubclass(ours, ValueError) else [])))
+    return type(ours.__name__, (_Failure, ours, *kinds), {"__module__": ours.__module__, "__doc__": ours.__doc__})
+
+
+def _failure(error, text):
+    ours = error_from(-_ERRNO.get(error.error_code, errno.EIO), text)
+    return _failure_class(type(ours), type(error))(ours.errno, ours.strerror, error)
+
+
 def _call(run, /, **arguments):
-    """In eager code a failure is a BpsError; in a graph it is the tf.errors.OpError of whoever runs the graph."""
+    """In eager code a failure is a BpsError, and a tf.errors.OpError as well; in a graph it is only the latter, of whoever
+    runs the graph."""
     if tf.executing_eagerly():
         try:
             return run(**arguments)
         except tf.errors.OpError as error:
             text = re.sub(r"^\{\{.*?\}\} | \[Op:.*$", "", error.message, flags=re.S)
-            raise error_from(-_ERRNO.get(error.error_code, errno.EIO), text) from None
+            raise _failure(error, text) from None
     graph = tf.compat.v1.get_default_graph()
     if not isinstance(graph, FuncGraph):
         raise RuntimeError(
@@ -108,7 +137,7 @@ def as_bps_errors(func):
         except tf.errors.OpError as error:
             if not re.search(r"\bBps(Submit|Result|AllGather|AllToAll|PushPullRows)\b", error.message):
                 raise
-            raise error_from(-_ERRNO.get(error.error_code, errno.EIO), error.message) from error
+            raise _failure(error, error.message) from error
 
     return wrapper
 

@@ -1,5 +1,7 @@
 """One kind of trouble for each function; run by their names, one after the other. Two ranks, or four."""
 
+import errno
+import pickle
 import sys
 import threading
 
@@ -37,6 +39,7 @@ def a_rank_leaves():
         expect(tf.errors.FailedPreconditionError, lambda: in_a_graph(x), "init()")
         return
     expect(bps.BpsError, lambda: bps.allreduce(x, name="eager"), "rank 1")
+    expect(tf.errors.OpError, lambda: bps.allreduce(x, name="eager"), "rank 1")
     expect(tf.errors.OpError, lambda: in_a_graph(x), "rank 1")
     expect(bps.BpsError, lambda: bps.allgather(x), "rank 1")
     expect(bps.BpsError, lambda: bps.broadcast(x, 0), "rank 1")
@@ -44,7 +47,14 @@ def a_rank_leaves():
 
 def ranks_disagree():
     x = tf.ones([2 + bps.rank()])
-    expect(bps.BpsValueError, lambda: bps.allreduce(x, name="x"), "push_pull.x")
+    for kind in (bps.BpsValueError, tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError):
+        expect(kind, lambda: bps.allreduce(x, name="x"), "push_pull.x")
+    try:
+        bps.allreduce(x, name="x")
+    except bps.BpsError as error:
+        assert error.errno == errno.EINVAL and error.message == error.strerror and error.op is None
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is bps.BpsValueError and again.args == error.args
     expect(
         bps.BpsValueError, lambda: bps.allgather(tf.ones([1, 2 + bps.rank()])), "only the first dimension may differ"
     )

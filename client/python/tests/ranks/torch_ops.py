@@ -183,8 +183,9 @@ def check_reductions_that_there_are_not():
             try:
                 call(op)
                 raise AssertionError(f"{op} was taken")
-            except bps.BpsValueError as error:
+            except bps.BpsUnsupportedError as error:
                 assert str(op) in str(error) and way_out in str(error)
+                assert isinstance(error, bps.BpsValueError) and isinstance(error, NotImplementedError)
 
 
 def check_process_sets():
