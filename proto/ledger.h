@@ -42,7 +42,9 @@
  *	cell	state is stored last, when the result is there. Then the result is copied to the outputs, and the part's bit
  *		is set in the record. A cell without that bit is copied (again), a part without a cell is pushed (again): its
  *		inputs are untouched, or count no more. The cell is freed when every node of the job has the result.
- *	tensor	state is stored last. It stays as it is.
+ *	tensor	state is stored last when it is written, and first when it is freed. It is written before any message names its key. While
+ *		it is LEDGER_IN_DOUBT all ranks here have released it, and the home has been asked whether it is forgotten; it is
+ *		freed before a rank hears that it is. `last_key` is no less than any key that was ever written.
  *	added	counts once n_added says so. It stays as it is.
  */
 #pragma once
@@ -51,7 +53,7 @@
 #include <stdatomic.h>
 
 #define LEDGER_MAGIC   0x4c535042u /* "BPSL" */
-#define LEDGER_VERSION 7
+#define LEDGER_VERSION 8
 
 #define LEDGER_RECORDS \
 	4096u /* rounds that move at once: each holds a slot of every rank, and there are as many slots */
@@ -87,8 +89,11 @@ struct ledger_header {
 	_Atomic uint32_t n_added;
 	uint32_t
 		cell_bytes; /* part_bytes; or, where not all need be in a result, more: ledger_cell */
+	_Atomic uint64_t last_key;	  /* the largest of any tensor, forgotten ones too */
+	_Atomic uint32_t tensors_missing; /* 1: there was no memory for some */
+	uint32_t pad;
 };
-static_assert(sizeof(struct ledger_header) == 88 + JOB_RANKS_MAX / 8, "ledger_header is a format");
+static_assert(sizeof(struct ledger_header) == 104 + JOB_RANKS_MAX / 8, "ledger_header is a format");
 
 /* The process of a rank: whether it can still come back. */
 struct ledger_process {
@@ -134,7 +139,7 @@ static_assert(sizeof(struct ledger_journal) == CACHE_LINE, "ledger_journal is a 
 /* Beside a number of ranks that have gone: newcomers wait. Of barriers. */
 #define LEDGER_WAITING (1u << 16)
 
-enum ledger_state { LEDGER_EMPTY = 0, LEDGER_WHOLE = 1 };
+enum ledger_state { LEDGER_EMPTY = 0, LEDGER_WHOLE = 1, LEDGER_IN_DOUBT = 2 /* of tensors */ };
 
 /* A tensor that the nodes of the job have agreed on. */
 struct ledger_tensor {

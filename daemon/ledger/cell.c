@@ -73,29 +73,92 @@ int ledger_added_read(const struct ledger *ledger, struct data_added_set *ret_ad
 
 /* -- Tensors ------------------------------------------------------------------------------------------------------ */
 
-static int known_add(struct ledger *ledger, struct ledger_known *known)
+static uint64_t key_hash(uint64_t key)
 {
-	if (ledger->n_known == ledger->known_capacity) {
-		size_t capacity = MAX(2 * ledger->known_capacity, (size_t)64);
-		struct ledger_known **grown = reallocarray(ledger->known, capacity, sizeof(*grown));
+	return map_hash(&key, sizeof(key));
+}
 
-		if (!grown)
-			return error_origin(-ENOMEM);
-		ledger->known = grown;
-		ledger->known_capacity = capacity;
-	}
-	if (map_add(&ledger->names, map_hash_string(known->name), &known->entry))
+static int known_room(struct ledger *ledger)
+{
+	size_t capacity = MAX(2 * ledger->tensors.capacity, (size_t)64);
+	struct ledger_known **grown;
+
+	if (ledger->tensors.n < ledger->tensors.capacity)
+		return 0;
+	grown = reallocarray(ledger->tensors.known, capacity, sizeof(*grown));
+	if (!grown)
 		return error_origin(-ENOMEM);
-	ledger->known[ledger->n_known++] = known;
+	ledger->tensors.known = grown;
+	ledger->tensors.capacity = capacity;
 	return 0;
 }
 
-const struct ledger_known *ledger_tensor_find(const struct ledger *ledger, const char *name)
+static int known_add(struct ledger *ledger, struct ledger_known *known)
 {
-	struct map_entry *entry = map_find(&ledger->names, map_hash_string(name));
+	int r = known_room(ledger);
+
+	if (!r)
+		r = map_add(&ledger->tensors.names, map_hash_string(known->name), &known->entry);
+	if (r)
+		return error_origin(-ENOMEM);
+	if (map_add(&ledger->tensors.keys, key_hash(known->key), &known->by_key)) {
+		map_remove(&ledger->tensors.names, &known->entry);
+		return error_origin(-ENOMEM);
+	}
+	known->index = ledger->tensors.n;
+	ledger->tensors.known[ledger->tensors.n++] = known;
+	return 0;
+}
+
+static void known_spare(struct ledger *ledger, struct ledger_known *known)
+{
+	known->next_spare = ledger->tensors.spare;
+	ledger->tensors.spare = known;
+}
+
+static void known_remove(struct ledger *ledger, struct ledger_known *known)
+{
+	struct ledger_known *last = ledger->tensors.known[--ledger->tensors.n];
+
+	map_remove(&ledger->tensors.names, &known->entry);
+	map_remove(&ledger->tensors.keys, &known->by_key);
+	last->index = known->index;
+	ledger->tensors.known[last->index] = last;
+	known_spare(ledger, known);
+}
+
+/* One with a place of its own, which nobody has. */
+static int known_take(struct ledger *ledger, struct ledger_known **ret_known)
+{
+	struct ledger_known *known = ledger->tensors.spare;
+
+	if (known) {
+		ledger->tensors.spare = known->next_spare;
+		*known = (struct ledger_known){ .place = known->place };
+		*ret_known = known;
+		return 0;
+	}
+	if (ledger->tensors.n_places == ledger->n_tensors)
+		return error_origin(-EDQUOT);
+	if (quota_charge(ledger->quota, LEDGER_KNOWN_BYTES))
+		return error_origin(-EDQUOT);
+	known = calloc(1, sizeof(*known));
+	if (!known) {
+		quota_release(ledger->quota, LEDGER_KNOWN_BYTES);
+		return error_origin(-ENOMEM);
+	}
+	ledger->charged += LEDGER_KNOWN_BYTES;
+	known->place = ledger->tensors.n_places++;
+	*ret_known = known;
+	return 0;
+}
+
+static struct ledger_known *known_find(const struct ledger *ledger, const char *name)
+{
+	struct map_entry *entry = map_find(&ledger->tensors.names, map_hash_string(name));
 
 	for (; entry; entry = map_find_next(entry)) {
-		const struct ledger_known *known = container_of(entry, struct ledger_known, entry);
+		struct ledger_known *known = container_of(entry, struct ledger_known, entry);
 
 		if (!strcmp(known->name, name))
 			return known;
@@ -103,49 +166,121 @@ const struct ledger_known *ledger_tensor_find(const struct ledger *ledger, const
 	return NULL;
 }
 
+const struct ledger_known *ledger_tensor_find(const struct ledger *ledger, const char *name)
+{
+	return known_find(ledger, name);
+}
+
 const struct ledger_known *ledger_tensor_at(const struct ledger *ledger, size_t index)
 {
-	return index < ledger->n_known ? ledger->known[index] : NULL;
+	return index < ledger->tensors.n ? ledger->tensors.known[index] : NULL;
+}
+
+bool ledger_tensor_has(const struct ledger *ledger, uint64_t key)
+{
+	struct map_entry *entry = map_find(&ledger->tensors.keys, key_hash(key));
+
+	for (; entry; entry = map_find_next(entry))
+		if (container_of(entry, struct ledger_known, by_key)->key == key)
+			return true;
+	return false;
+}
+
+static void set_state(const struct ledger *ledger, const struct ledger_known *known,
+		      enum ledger_state state)
+{
+	atomic_store_explicit(&tensor_of(ledger, known->place)->state, state, memory_order_release);
+	ledger_fence();
+}
+
+static void set_last_key(struct ledger *ledger, uint64_t key)
+{
+	if (key > ledger_last_key(ledger))
+		atomic_store_explicit(&ledger_header(ledger)->last_key, key, memory_order_release);
+}
+
+static int tensor_add(struct ledger *ledger, const struct ledger_known *what)
+{
+	struct ledger_known *known = NULL;
+	struct ledger_tensor *tensor;
+	int r;
+
+	r = known_take(ledger, &known);
+	if (r)
+		return error_trace(r);
+	memcpy(known->name, what->name, sizeof(known->name));
+	known->dtype = what->dtype;
+	known->elements = what->elements;
+	known->key = what->key;
+	known->start = what->start;
+	r = known_add(ledger, known);
+	if (r) {
+		known_spare(ledger, known);
+		return error_trace(r);
+	}
+	tensor = tensor_of(ledger, known->place);
+	tensor->dtype = known->dtype;
+	tensor->elements = known->elements;
+	tensor->key = known->key;
+	tensor->start = known->start;
+	memcpy(tensor->name, known->name, sizeof(tensor->name));
+	set_last_key(ledger, known->key);
+	set_state(ledger, known, LEDGER_WHOLE);
+	atomic_store_explicit(&ledger_header(ledger)->tensors_used, ledger->tensors.n_places,
+			      memory_order_release);
+	ledger_fence();
+	FAILPOINT("ledger-tensor-kept");
+	return 0;
 }
 
 int ledger_tensor_add(struct ledger *ledger, const char *name, unsigned dtype, uint64_t elements,
 		      uint64_t key, uint64_t start)
 {
-	_cleanup_(freep) struct ledger_known *known = NULL;
-	struct ledger_tensor *tensor;
+	struct ledger_known what = {
+		.dtype = dtype, .elements = elements, .key = key, .start = start
+	};
 	int r;
 
-	if (ledger_tensor_find(ledger, name))
+	if (ledger_tensor_find(ledger, name)) {
+		ledger_tensor_doubt(ledger, name, false);
 		return 0;
-	if (ledger->n_known == ledger->n_tensors)
-		return error_origin(-EDQUOT);
-	if (quota_charge(ledger->quota, LEDGER_KNOWN_BYTES))
-		return error_origin(-EDQUOT);
-	ledger->charged += LEDGER_KNOWN_BYTES;
-	known = calloc(1, sizeof(*known));
-	if (!known)
-		return error_origin(-ENOMEM);
-	memcpy(known->name, name, strnlen(name, TENSOR_NAME_MAX));
-	known->dtype = dtype;
-	known->elements = elements;
-	known->key = key;
-	known->start = start;
-	tensor = tensor_of(ledger, (uint32_t)ledger->n_known);
-	r = known_add(ledger, known);
+	}
+	memcpy(what.name, name, strnlen(name, TENSOR_NAME_MAX));
+	r = tensor_add(ledger, &what);
 	if (r)
-		return error_trace(r);
-	tensor->dtype = dtype;
-	tensor->elements = elements;
-	tensor->key = key;
-	tensor->start = start;
-	memcpy(tensor->name, known->name, sizeof(tensor->name));
-	(void)TAKE_PTR(known);
-	atomic_store_explicit(&tensor->state, LEDGER_WHOLE, memory_order_release);
-	atomic_store_explicit(&ledger_header(ledger)->tensors_used, (uint32_t)ledger->n_known,
-			      memory_order_release);
-	ledger_fence();
-	FAILPOINT("ledger-tensor-kept");
-	return 0;
+		atomic_store_explicit(&ledger_header(ledger)->tensors_missing, 1,
+				      memory_order_release);
+	return r;
+}
+
+bool ledger_knows_all(const struct ledger *ledger)
+{
+	return !atomic_load_explicit(&ledger_header(ledger)->tensors_missing, memory_order_relaxed);
+}
+
+void ledger_tensor_doubt(struct ledger *ledger, const char *name, bool in_doubt)
+{
+	struct ledger_known *known = known_find(ledger, name);
+
+	if (!known || known->in_doubt == in_doubt)
+		return;
+	known->in_doubt = in_doubt;
+	set_state(ledger, known, in_doubt ? LEDGER_IN_DOUBT : LEDGER_WHOLE);
+}
+
+void ledger_tensor_remove(struct ledger *ledger, const char *name)
+{
+	struct ledger_known *known = known_find(ledger, name);
+
+	if (!known)
+		return;
+	set_state(ledger, known, LEDGER_EMPTY);
+	known_remove(ledger, known);
+}
+
+uint64_t ledger_last_key(const struct ledger *ledger)
+{
+	return atomic_load_explicit(&ledger_header(ledger)->last_key, memory_order_relaxed);
 }
 
 static bool tensor_valid(const struct ledger_tensor *tensor)
@@ -154,34 +289,53 @@ static bool tensor_valid(const struct ledger_tensor *tensor)
 	       dtype_size(tensor->dtype) && tensor->key;
 }
 
+static int read_tensor(struct ledger *ledger, uint32_t place, struct failure *failure)
+{
+	struct ledger_known *known;
+	struct ledger_tensor copy;
+	uint32_t state;
+
+	memcpy(&copy, tensor_of(ledger, place), sizeof(copy));
+	__asm__ volatile("" ::: "memory");
+	state = atomic_load_explicit(&copy.state, memory_order_relaxed);
+	known = calloc(1, sizeof(*known));
+	if (!known)
+		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
+	known->place = place;
+	if (state == LEDGER_EMPTY) {
+		known_spare(ledger, known);
+		return 0;
+	}
+	if (state > LEDGER_IN_DOUBT || !tensor_valid(&copy) ||
+	    ledger_tensor_find(ledger, copy.name)) {
+		free(known);
+		return failure_set(failure, -EPROTO, "the ledger is damaged: tensor %u", place);
+	}
+	memcpy(known->name, copy.name, sizeof(known->name));
+	known->dtype = copy.dtype;
+	known->elements = copy.elements;
+	known->key = copy.key;
+	known->start = copy.start;
+	known->in_doubt = state == LEDGER_IN_DOUBT;
+	set_last_key(ledger, copy.key);
+	if (!known_add(ledger, known))
+		return 0;
+	free(known);
+	return failure_set(failure, -ENOMEM, "out of memory for a ledger");
+}
+
 static int read_tensors(struct ledger *ledger, struct failure *failure)
 {
 	uint32_t n =
 		atomic_load_explicit(&ledger_header(ledger)->tensors_used, memory_order_acquire);
+	int r = 0;
 
 	if (n > ledger->n_tensors)
 		return failure_set(failure, -EPROTO, "the ledger is damaged: %u tensors", n);
-	for (uint32_t i = 0; i < n; i++) {
-		_cleanup_(freep) struct ledger_known *known = NULL;
-		struct ledger_tensor copy;
-
-		memcpy(&copy, tensor_of(ledger, i), sizeof(copy));
-		__asm__ volatile("" ::: "memory");
-		if (!tensor_valid(&copy) || ledger_tensor_find(ledger, copy.name))
-			return failure_set(failure, -EPROTO, "the ledger is damaged: tensor %u", i);
-		known = calloc(1, sizeof(*known));
-		if (!known)
-			return failure_set(failure, -ENOMEM, "out of memory for a ledger");
-		memcpy(known->name, copy.name, sizeof(known->name));
-		known->dtype = copy.dtype;
-		known->elements = copy.elements;
-		known->key = copy.key;
-		known->start = copy.start;
-		if (known_add(ledger, known))
-			return failure_set(failure, -ENOMEM, "out of memory for a ledger");
-		(void)TAKE_PTR(known);
-	}
-	return 0;
+	ledger->tensors.n_places = n;
+	for (uint32_t i = 0; i < n && !r; i++)
+		r = read_tensor(ledger, i, failure);
+	return r;
 }
 
 /* -- Cells -------------------------------------------------------------------------------------------------------- */
@@ -208,10 +362,15 @@ void ledger_cells_done(struct ledger *ledger)
 	free(ledger->returned_cells);
 	map_done(&ledger->stale_cells);
 	map_done(&ledger->parts);
-	for (size_t i = 0; i < ledger->n_known; i++)
-		free(ledger->known[i]);
-	free(ledger->known);
-	map_done(&ledger->names);
+	map_done(&ledger->tensors.names);
+	map_done(&ledger->tensors.keys);
+	while (ledger->tensors.n)
+		known_spare(ledger, ledger->tensors.known[--ledger->tensors.n]);
+	free(ledger->tensors.known);
+	for (struct ledger_known *known; (known = ledger->tensors.spare);) {
+		ledger->tensors.spare = known->next_spare;
+		free(known);
+	}
 }
 
 uint32_t ledger_cell_find(const struct ledger *ledger, uint64_t key, uint64_t round, uint32_t block,
@@ -395,9 +554,9 @@ uint32_t ledger_cell_settle(struct ledger *ledger, uint64_t key, uint64_t round)
 
 static const char *name_of(const struct ledger *ledger, uint64_t key)
 {
-	for (size_t i = 0; i < ledger->n_known; i++)
-		if (ledger->known[i]->key == key)
-			return ledger->known[i]->name;
+	for (size_t i = 0; i < ledger->tensors.n; i++)
+		if (ledger->tensors.known[i]->key == key)
+			return ledger->tensors.known[i]->name;
 	return NULL;
 }
 

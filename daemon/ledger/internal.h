@@ -25,6 +25,15 @@ struct ledger_stale {
 	uint32_t done, staged;
 };
 
+/* Tensors that the nodes have agreed on. */
+struct ledger_tensors {
+	struct ledger_known **known;
+	size_t n, capacity;
+	struct map names, keys;
+	uint32_t n_places; /* in the ledger's memory: no place from this one on was ever taken */
+	struct ledger_known *spare; /* forgotten: each with the place that it had */
+};
+
 struct ledger {
 	struct buffer *memory;
 	dev_t device;
@@ -55,9 +64,7 @@ struct ledger {
 	uint32_t n_allowed,
 		n_peak; /* that may be taken at once; that were, since it was last asked */
 	struct map stale_cells, parts;
-	struct ledger_known **known;
-	size_t n_known, known_capacity;
-	struct map names;
+	struct ledger_tensors tensors;
 
 	struct quota *quota; /* or NULL: nobody is charged */
 	uint64_t charged;    /* beside cells, and tensors */

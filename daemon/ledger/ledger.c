@@ -82,7 +82,7 @@ int ledger_charge_to(struct ledger *ledger, struct quota *quota)
 {
 	uint64_t bytes = sizeof(*ledger) + ledger_len(ledger->n_journals) +
 			 ledger->n_cells * (sizeof(ledger->kept[0]) + 2 * sizeof(uint32_t)) +
-			 ledger->n_known * LEDGER_KNOWN_BYTES;
+			 ledger->tensors.n_places * LEDGER_KNOWN_BYTES;
 
 	if (quota_charge(quota, bytes))
 		return error_origin(-EDQUOT);

@@ -158,18 +158,31 @@ bool ledger_is_far(const struct ledger *ledger);
 
 /* A tensor that the nodes have agreed on. */
 struct ledger_known {
-	struct map_entry entry;
+	struct map_entry entry, by_key;
 	char name[TENSOR_NAME_MAX + 1];
 	unsigned dtype;
 	uint64_t elements, key, start;
+	bool in_doubt; /* whether it is forgotten the home knows */
+	/* The ledger's. */
+	uint32_t place;
+	size_t index;
+	struct ledger_known *next_spare;
 };
 
-/* Keeps it. Returns 0, -EDQUOT (more than were announced) or -ENOMEM. */
+/* Keeps it, without a doubt. Returns 0, -EDQUOT (more at once than were announced) or -ENOMEM. */
 int ledger_tensor_add(struct ledger *ledger, const char *name, unsigned dtype, uint64_t elements,
 		      uint64_t key, uint64_t start);
-/* The tensor of this name, or NULL; all of them, from 0 on, then NULL. Theirs is the ledger's life. */
+/* The tensor of this name, or NULL; all of them, from 0 on, then NULL. Good until it is removed. */
 const struct ledger_known *ledger_tensor_find(const struct ledger *ledger, const char *name);
 const struct ledger_known *ledger_tensor_at(const struct ledger *ledger, size_t index);
+bool ledger_tensor_has(const struct ledger *ledger, uint64_t key);
+/* Whether there was room for all that were to be kept. */
+bool ledger_knows_all(const struct ledger *ledger);
+/* The tensor of this name, if there is one, is in doubt, or not any more; is forgotten. */
+void ledger_tensor_doubt(struct ledger *ledger, const char *name, bool in_doubt);
+void ledger_tensor_remove(struct ledger *ledger, const char *name);
+/* No key was larger; 0: there was none. */
+uint64_t ledger_last_key(const struct ledger *ledger);
 
 /* Keeps a server that the job was given, after those before it, of which there are fewer than DATA_ADDED_MAX. */
 void ledger_added_keep(struct ledger *ledger, const struct data_added *added);

@@ -423,6 +423,57 @@ TEST(tensors_and_the_job_are_found_by_the_next_process)
 	ledger_free(ledger);
 }
 
+TEST(a_tensor_that_is_forgotten_gives_its_place)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	char name[] = "x0";
+
+	ASSERT_OK(ledger_tensor_add(ledger, "w", DTYPE_FLOAT32, 1000, 11, 0));
+	for (unsigned i = 0; i < 10; i++) {
+		name[1] = (char)('0' + i);
+		ASSERT_OK(ledger_tensor_add(ledger, name, DTYPE_INT64, 5, 20 + i, 0));
+		ASSERT_TRUE(ledger_tensor_has(ledger, 20 + i));
+		ledger_tensor_remove(ledger, name);
+		ASSERT_TRUE(!ledger_tensor_has(ledger, 20 + i) &&
+			    !ledger_tensor_find(ledger, name));
+	}
+	ASSERT_OK(ledger_tensor_add(ledger, "b", DTYPE_INT64, 5, 13, 65536));
+	ledger_tensor_remove(ledger, "nothing");
+	ledger = again(ledger, fd);
+	ASSERT_TRUE(ledger_tensor_has(ledger, 11) && ledger_tensor_has(ledger, 13));
+	ASSERT_TRUE(!ledger_tensor_at(ledger, 2));
+	/* Of those that were forgotten, too. */
+	ASSERT_EQ(ledger_last_key(ledger), 29);
+	ledger_tensor_remove(ledger, "w");
+	ledger = again(ledger, fd);
+	ASSERT_TRUE(!ledger_tensor_find(ledger, "w") && ledger_tensor_find(ledger, "b"));
+	ASSERT_OK(ledger_tensor_add(ledger, "u", DTYPE_INT64, 5, 30, 0));
+	ASSERT_OK(ledger_tensor_add(ledger, "v", DTYPE_INT64, 5, 31, 0));
+	ASSERT_TRUE(ledger_knows_all(ledger));
+	ASSERT_EQ(ledger_tensor_add(ledger, "t", DTYPE_INT64, 5, 32, 0), -EDQUOT);
+	ledger = again(ledger, fd);
+	ASSERT_TRUE(!ledger_knows_all(ledger));
+	ledger_free(ledger);
+}
+
+TEST(a_doubt_outlives_the_process)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+
+	ASSERT_OK(ledger_tensor_add(ledger, "w", DTYPE_FLOAT32, 1000, 11, 0));
+	ASSERT_TRUE(!ledger_tensor_find(ledger, "w")->in_doubt);
+	ledger_tensor_doubt(ledger, "w", true);
+	ledger = again(ledger, fd);
+	ASSERT_TRUE(ledger_tensor_find(ledger, "w")->in_doubt);
+	/* The nodes have agreed on it once more. */
+	ASSERT_OK(ledger_tensor_add(ledger, "w", DTYPE_FLOAT32, 1000, 11, 0));
+	ledger = again(ledger, fd);
+	ASSERT_TRUE(!ledger_tensor_find(ledger, "w")->in_doubt);
+	ledger_free(ledger);
+}
+
 /* What a trainer may have written there. */
 enum harm {
 	CELL_KEY,
