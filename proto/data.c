@@ -532,10 +532,16 @@ static const char *check_body(const struct data_header *h)
 	case DATA_NEWCOMERS:
 	case DATA_STOPPING:
 	case DATA_IDLE:
+	case DATA_NAMED:
 		return h->len ? "a payload where none belongs" : NULL;
 	case DATA_HAVE:
 		return h->len || !h->key || !h->round ? "no result by rows that a node may have"
 						      : NULL;
+	case DATA_FORGET:
+	case DATA_KEEP:
+		return h->len || !h->key ? "no tensor that may be forgotten" : NULL;
+	case DATA_UNUSED:
+		return !h->key || !h->len || h->len > TENSOR_NAME_MAX ? "no tensor's name" : NULL;
 	case DATA_ORDINAL:
 		return check_ordinal(h);
 	case DATA_MOVE:

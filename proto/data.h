@@ -29,6 +29,8 @@
 #define DATA_FEATURE_STOPPING 64ull  /* DATA_STOPPING, DATA_IDLE */
 #define DATA_FEATURE_ORDINALS 128ull /* DATA_ORDINAL */
 #define DATA_FEATURE_SCALES   256ull /* DATA_SCALE_SHIFT; used if all servers of a job have it */
+#define DATA_FEATURE_FORGET \
+	512ull /* DATA_FORGET, _KEEP, _UNUSED, _NAMED; used if all nodes and servers of a job have it */
 
 /*
  * With DATA_FEATURE_PROBE, behind the connecting side's proof: pieces of DATA_PROBE_LEN bytes, DATA_PROBE_PIECES at most, which
@@ -80,6 +82,11 @@ enum data_op {
 		6, /* a part's result that not all nodes may have; DATA_OK answers once all do */
 	/* Daemon to server: what it sums is to go elsewhere, as an operator wants it. DATA_OK: `block` jobs go, `part` stay. */
 	DATA_DRAIN = 7,
+	/*
+	 * To the home server: no rank of this node uses key, whose operations are over here up to `round`, and none will before
+	 * the answer. DATA_OK: so it is with all nodes, and the tensor is forgotten. ERROR, EBUSY: it is not.
+	 */
+	DATA_FORGET = 8,
 	/* Answers, server to agent. */
 	DATA_OK = 16,
 	DATA_RESULT = 17, /* the part's result, fields as in PUSH; no payload if not needed there */
@@ -105,7 +112,8 @@ enum data_op {
 		42, /* an elastic job's home to agent: newcomers wait at nodes that have no rank in it */
 	/*
 	 * Agent to server: this node keeps the result by rows of round of key: DATA_ROWS_DONE. With is_all it has all results of key up
-	 * to that round, of whatever operation. The server need not hold them for it.
+	 * to that round, of whatever operation. The server need not hold them for it. With is_all and DATA_ROUND_NEVER the node has
+	 * forgotten key: a server does once all nodes have said so.
 	 */
 	DATA_HAVE = 43,
 	DATA_LEFT = 44, /* either way: left_node has left in good order */
@@ -120,7 +128,14 @@ enum data_op {
 	 * the tensor whose name is the payload. Else ranks differ in it; status and text say how.
 	 */
 	DATA_ORDINAL = 48,
+	DATA_KEEP = 49, /* agent to the job's home: a rank uses key */
+	/* The job's home to agent: a node has said FORGET of key, whose name is the payload. FORGET or KEEP is to come. */
+	DATA_UNUSED = 50,
+	/* Agent to a home that is fresh: it has DECLAREd all tensors that it knows, but those in doubt. No key of any was larger. */
+	DATA_NAMED = 51,
 };
+
+#define DATA_ROUND_NEVER UINT64_MAX
 
 /*
  * Flags of PUSH and PULL, where both sides have RDMA: the call was made before, on an RDMA connection that broke. Its first
