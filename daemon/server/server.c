@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "server/job/forget.h"
 #include "server/job/job.h"
 #include "server/job/store.h"
 #include "server/round/accumulate.h"
@@ -50,9 +51,12 @@ static const struct sweep_stage stages[] = {
 	  accumulate_end },
 	{ offsetof(struct job, names.declaring), SWEEP_NEWS | SWEEP_TIME, declare_visit,
 	  declare_end },
+	{ offsetof(struct job, names.forgetting), 0, NULL, forget_end },
+	{ offsetof(struct job, names.early), 0, NULL, forget_end_early },
 	{ offsetof(struct job, names.declarations), 0, NULL, declaration_end },
 	{ offsetof(struct job, store.parts), 0, NULL, part_end },
 	{ offsetof(struct job, store.all_tensors), 0, NULL, tensor_end },
+	{ offsetof(struct job, store.forgotten), 0, NULL, tensor_end },
 };
 
 static const struct server_hooks hooks = {
@@ -243,6 +247,11 @@ void server_call_arrived(struct server *server, struct delivery *delivery)
 		if (job)
 			declare_call(job, delivery);
 		return;
+	case DATA_FORGET:
+		job = job_of_call(server, delivery);
+		if (job)
+			forget_call(job, delivery);
+		return;
 	case DATA_PUSH:
 		if (peer_is_crowded(delivery->peer))
 			relieve(server, delivery->peer);
@@ -324,6 +333,10 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 		leave_call(job, node, header);
 	} else if (header->op == DATA_LEFT) {
 		leave_heard(job, header->left_node);
+	} else if (header->op == DATA_KEEP && move_is_current(job, header)) {
+		forget_not(job, header->key);
+	} else if (header->op == DATA_NAMED && move_is_current(job, header)) {
+		forget_named(job, node, header->key);
 	} else if (header->op == DATA_ORDINAL) {
 		ordinal_heard(job, node, header, payload);
 	}

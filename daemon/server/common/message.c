@@ -445,6 +445,7 @@ int declare_decode(const void *data, size_t len, struct declare *ret_declare,
 		.rank = m->rank,
 		.key = m->key,
 		.start = m->start,
+		.in_doubt = m->in_doubt && m->key,
 	};
 	(void)snprintf(ret_declare->name, sizeof(ret_declare->name), "%s", m->name);
 	if (!m->conflict)

@@ -72,6 +72,7 @@ struct declare {
 	uint64_t elements;
 	uint32_t rank;
 	uint64_t key, start;		   /* key 0: not agreed on before */
+	bool in_doubt;			   /* the node asks whether it is forgotten */
 	char conflict[ERROR_TEXT_MAX + 1]; /* how ranks of the node disagree; empty: they do not */
 };
 

@@ -3,7 +3,7 @@
  * node's word the tensor has its key and its place. server.c brings declarations, job.c
  * deadlines, leave.c nodes that have left.
  */
-#include "server/job/job.h"
+#include "server/job/forget.h"
 
 #include "base/clock.h"
 #include <stdio.h>
@@ -27,19 +27,6 @@ struct declaring {
 	uint32_t n_said;
 	struct failure failure; /* it failed; kept until every node knows */
 	struct said nodes[];
-};
-
-struct declared {
-	struct list link;	/* in job->declarations */
-	struct map_entry entry; /* by name */
-	struct map_entry named; /* by key, once it has one: is_named */
-	bool is_named;
-	char *name;
-	unsigned dtype;
-	uint64_t elements;
-	uint32_t rank;	     /* who said so first */
-	uint64_t key, start; /* 0 until every node has said so */
-	struct declaring *declaring;
 };
 
 static struct declared *declared_free(struct declared *declared)
@@ -73,9 +60,11 @@ static void declaring_remove(struct job *job, struct declaring *declaring)
 	list_remove(&declaring->link);
 }
 
-static void declared_remove(struct job *job, struct declared *declared)
+void declared_remove(struct job *job, struct declared *declared)
 {
 	map_remove(&job->names.declared, &declared->entry);
+	if (declared->is_named)
+		map_remove(&job->names.named, &declared->named);
 	if (declared->declaring)
 		declaring_remove(job, declared->declaring);
 	sweep_leave(job, &declared->link);
@@ -193,7 +182,7 @@ static void name_key(struct job *job, struct declared *declared)
 	declared->is_named = !map_add(&job->names.named, declared->key, &declared->named);
 }
 
-static void declare_answer(const struct declared *declared, struct delivery *delivery)
+void declare_answer(const struct declared *declared, struct delivery *delivery)
 {
 	struct data_header header = {
 		.op = DATA_OK,
@@ -336,6 +325,10 @@ void declare_call(struct job *job, struct delivery *delivery)
 		delivery_fail(delivery, r, failure.text);
 		return;
 	}
+	if (declare.in_doubt) {
+		forget_ask(job, &declare, delivery);
+		return;
+	}
 	declared = declared_find(job, declare.name);
 	if (!declared) {
 		r = declare_room(job, &failure);
@@ -419,9 +412,16 @@ void declaration_end(struct job *job, struct list *link)
 	(void)declared_free(declared);
 }
 
+struct declared *declared_of(const struct job *job, uint64_t key)
+{
+	struct map_entry *entry = map_find(&job->names.named, key);
+
+	return entry ? container_of(entry, struct declared, named) : NULL;
+}
+
 const char *declare_name_of(const struct job *job, uint64_t key)
 {
-	const struct map_entry *entry = map_find(&job->names.named, key);
+	const struct declared *declared = declared_of(job, key);
 
-	return entry ? container_of(entry, struct declared, named)->name : NULL;
+	return declared ? declared->name : NULL;
 }

@@ -1,20 +1,41 @@
 /*
- * At the home of a job tensors get their keys. Control thread only.
+ * At the home of a job tensors get their keys: declare.c; and lose them: forget.c. Control thread only.
  */
 #pragma once
 
 #include "base/list.h"
 #include "base/map.h"
 
+struct declaring;
 struct delivery;
+struct forgetting;
 struct job;
 
-/* At the home: tensors that nodes have declared: declare.c. */
+struct declared {
+	struct list link;	/* in names.declarations */
+	struct map_entry entry; /* by name */
+	struct map_entry named; /* by key, once it has one: is_named */
+	bool is_named;
+	char *name;
+	unsigned dtype;
+	uint64_t elements;
+	uint32_t rank;		     /* who said so first */
+	uint64_t key, start;	     /* 0 until every node has said so */
+	struct declaring *declaring; /* until then; or NULL */
+	struct forgetting *
+		forgetting; /* while some nodes have said that no rank of theirs uses it; or NULL */
+};
+
+/* At the home: tensors that nodes have declared. */
 struct names {
 	struct map declared, named; /* struct declared by name, those that have one by key */
 	struct list declaring, declarations; /* under way; all */
 	size_t n_declared;
 	uint64_t next_key, next_start;
+	struct list forgetting; /* struct forgetting */
+	struct list
+		early; /* deliveries: asked of a fresh home before all nodes have told it their tensors */
+	bool is_told; /* all have */
 };
 
 void declare_call(struct job *job, struct delivery *delivery);
@@ -24,3 +45,10 @@ void declare_end(struct job *job, struct list *link);
 void declaration_end(struct job *job, struct list *link);
 /* Name of a tensor declared here, or NULL. */
 const char *declare_name_of(const struct job *job, uint64_t key);
+
+/* For forget.c. */
+/* The tensor that has this key, or NULL. */
+struct declared *declared_of(const struct job *job, uint64_t key);
+void declared_remove(struct job *job, struct declared *declared);
+/* It has a key: answers a DECLARE. */
+void declare_answer(const struct declared *declared, struct delivery *delivery);

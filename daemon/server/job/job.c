@@ -160,8 +160,13 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 		job->node_of_rank[i] = NODE_NONE;
 	list_init(&job->names.declaring);
 	list_init(&job->names.declarations);
+	list_init(&job->names.forgetting);
+	list_init(&job->names.early);
 	list_init(&job->store.parts);
 	list_init(&job->store.all_tensors);
+	list_init(&job->store.forgotten);
+	list_init(&job->store.spare_parts);
+	list_init(&job->store.spare_tensors);
 	list_init(&job->store.open);
 	list_init(&job->store.summing);
 	list_init(&job->store.held);

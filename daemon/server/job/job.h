@@ -8,7 +8,7 @@
  *	form.c	   JOIN: nodes come, disagree, are late; the job gets its number and placement
  *	attach.c   ATTACH; who speaks for which node
  *	leave.c	   LEAVE, and LEFT, which others say of a node
- *	declare.c  DECLARE: tensors get their keys
+ *	declare.c  DECLARE: tensors get their keys; forget.c: and lose them
  *	round.c	   PUSH: which contributions a part's round waits for, and when it fails
  *	store.c	   what is held: tensors, parts, slots
  *	engine.c   the sum, and the answers
@@ -105,6 +105,7 @@ struct job_node {
 	struct delivery
 		*waiting; /* of a job that runs: a JOIN without all of its ranks; rejoin.c */
 	bool spoke;	  /* it has declared a tensor, contributed, ... */
+	bool named;	  /* it has told this home, which is fresh, its tensors: forget.c */
 	bool asked,
 		idle; /* it was told that this process is about to end; and has said that it may */
 };
@@ -124,12 +125,12 @@ struct store {
 	struct list held;    /* slots whose result is not all pulled; see rows.h */
 	struct list kept;    /* slots whose result not every node has; see keep.h */
 	struct list late;    /* slots whose result waits for those that were late; see quorum.h */
-	struct list accumulators;	  /* accumulate.c */
-	struct list spare, spare_rounds;  /* slots and rounds for reuse */
+	struct list accumulators;				     /* accumulate.c */
+	struct list spare, spare_rounds, spare_parts, spare_tensors; /* slots and so on for reuse */
 	struct map far_slots, far_rounds; /* behind STORE_NEAR others: store.c */
 	struct bulk bulk; /* these, and tensors and their parts, for the job's life */
 	size_t n_open, n_summing;
-	struct list parts, all_tensors; /* all that there are */
+	struct list parts, all_tensors, forgotten; /* all there are; those go with their rounds */
 };
 
 /* Of a job that outlives its daemons' processes: keep.c, offered.c. */

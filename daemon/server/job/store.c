@@ -106,6 +106,20 @@ static struct tensor *tensor_find(const struct job *job, struct job_node *node, 
 	return tensor;
 }
 
+/* Of the spare ones only `in_job` is looked at, and what fetch_behind() does. */
+static struct tensor *tensor_take(struct job *job)
+{
+	struct tensor *tensor = list_first(&job->store.spare_tensors, struct tensor, in_job);
+	size_t len = sizeof(*tensor) + job->n_nodes * sizeof(tensor->past[0]);
+
+	if (!tensor)
+		return bulk_take(&job->store.bulk, len);
+	list_remove(&tensor->in_job);
+	memset(tensor, 0, len);
+	list_init(&tensor->rounds);
+	return tensor;
+}
+
 int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tensor **ret_tensor,
 	       struct failure *failure)
 {
@@ -122,9 +136,10 @@ int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tens
 		return failure_set(failure, -EDQUOT,
 				   "job %s: %u tensors are in use already, its max_tensors",
 				   job->owner.name, max);
-	tensor = bulk_take(&job->store.bulk,
-			   sizeof(*tensor) + job->n_nodes * sizeof(tensor->past[0]));
+	tensor = tensor_take(job);
 	r = tensor ? map_add(&job->store.tensors, key, &tensor->entry) : -errno;
+	if (r && tensor)
+		list_push_front(&job->store.spare_tensors, &tensor->in_job);
 	if (r)
 		return job_no_memory(job, r, failure);
 	tensor->job = job;
@@ -297,6 +312,17 @@ static size_t part_len(const struct job *job)
 	return sizeof(struct part) + (job->stragglers.quorum ? job->n_nodes * sizeof(uint32_t) : 0);
 }
 
+static struct part *part_take(struct job *job)
+{
+	struct part *part = list_first(&job->store.spare_parts, struct part, in_job);
+
+	if (!part)
+		return bulk_take(&job->store.bulk, part_len(job));
+	list_remove(&part->in_job);
+	memset(part, 0, part_len(job));
+	return part;
+}
+
 int part_get(struct tensor *tensor, const struct data_header *header, struct part **ret_part)
 {
 	struct part *part = part_find(tensor, header);
@@ -309,8 +335,10 @@ int part_get(struct tensor *tensor, const struct data_header *header, struct par
 	}
 	if (quota_charge(job->memory.quota, part_len(job)))
 		return QUOTA_E_FULL;
-	part = bulk_take(&job->store.bulk, part_len(job));
+	part = part_take(job);
 	r = part ? map_add(&tensor->parts, part_hash(header), &part->entry) : -errno;
+	if (r && part)
+		list_push_front(&job->store.spare_parts, &part->in_job);
 	if (r) {
 		quota_release(job->memory.quota, part_len(job));
 		return error_origin(r);
@@ -555,6 +583,45 @@ void part_end(struct job *job, struct list *link)
 	job->server->hooks->carried_freed(job, &part->carried);
 	freep(&part->contributors);
 	list_remove(link);
+}
+
+static void part_drop(struct part *part, struct job *job)
+{
+	sweep_leave(job, &part->in_job);
+	part_end(job, &part->in_job);
+	quota_release(job->memory.quota, part_len(job));
+	job->memory.charged_parts -= part_len(job);
+	list_push_front(&job->store.spare_parts, &part->in_job);
+}
+
+/* Its memory stays a tensor's: nodes may still come by it on their way to the next. */
+static void tensor_drop(struct tensor *tensor)
+{
+	struct job *job = tensor->job;
+	struct map_entry *entry;
+
+	map_for_each (entry, &tensor->parts)
+		part_drop(container_of(entry, struct part, entry), job);
+	map_remove(&job->store.tensors, &tensor->entry);
+	sweep_leave(job, &tensor->in_job);
+	tensor_end(job, &tensor->in_job);
+	tensor->first_part = NULL;
+	tensor->key = 0;
+	list_push_front(&job->store.spare_tensors, &tensor->in_job);
+}
+
+void tensor_forget(struct tensor *tensor)
+{
+	struct job *job = tensor->job;
+	struct tensor *forgotten, *tmp;
+
+	sweep_leave(job, &tensor->in_job);
+	list_remove(&tensor->in_job);
+	list_push_back(&job->store.forgotten, &tensor->in_job);
+	/* One that is still being summed is dropped with a later one. */
+	list_for_each_safe (forgotten, tmp, &job->store.forgotten, in_job)
+		if (list_empty(&forgotten->rounds))
+			tensor_drop(forgotten);
 }
 
 void tensor_end(struct job *job, struct list *link)

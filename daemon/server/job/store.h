@@ -36,7 +36,7 @@ struct tensor {
 	uint64_t key;
 	struct map parts;
 	struct tensor *
-		next; /* which a node contributed to after it, the last time; they stay as long as their job */
+		next; /* which a node contributed to after it, the last time; or what its memory is used for since */
 	struct part *first_part; /* seen here first, or NULL; a small tensor has no other */
 	struct list rounds;	 /* that have slots, in the order in which they began */
 	size_t n_rounds;
@@ -132,6 +132,8 @@ int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tens
 	       struct failure *failure);
 /* The tensor, or NULL. */
 struct tensor *tensor_of(const struct job *job, uint64_t key);
+/* All nodes have forgotten it: it goes with its last round. */
+void tensor_forget(struct tensor *tensor);
 struct failed_round *tensor_failed(const struct tensor *tensor, uint64_t number);
 /* Remembers a failed round as well as memory allows. */
 void tensor_failed_add(struct tensor *tensor, uint64_t number, const struct failure *failure);

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
+#include "server/job/forget.h"
 #include "server/round/accumulate.h"
 #include "server/round/keep.h"
 #include "server/round/offered.h"
@@ -311,6 +312,7 @@ void attach_call(struct server *server, struct delivery *delivery)
 	answer.len = (uint32_t)len;
 	delivery_answer(delivery, &answer, NULL, data);
 	leave_attached(job, attach->node);
+	forget_attached(job, attach->node);
 	elastic_attached(job, attach->node);
 	if (!list_empty(&job->membership.joiners))
 		joiner_tell(job, job->nodes[attach->node].peer);

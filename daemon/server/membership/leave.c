@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
+#include "server/job/forget.h"
 #include "server/round/accumulate.h"
 #include "server/round/keep.h"
 #include "server/round/offered.h"
@@ -56,6 +57,8 @@ void leave(struct job *job, uint32_t node)
 	sweep(job, SWEEP_NEWS);
 	if (job->state == JOB_RUNNING)
 		offered_left(job);
+	if (job->state == JOB_RUNNING)
+		forget_left(job);
 	job_let_go(job);
 }
 

@@ -466,6 +466,24 @@ void keep_past(struct tensor *tensor, uint32_t node, uint64_t number)
 	tell(tensor->job);
 }
 
+/* The node has forgotten the tensor: all of its rounds are over there. */
+static void keep_forgotten(struct job *job, uint32_t node, uint64_t key)
+{
+	struct tensor *tensor = tensor_of(job, key);
+	struct round *round, *next;
+
+	if (!tensor || tensor->past[node] == DATA_ROUND_NEVER)
+		return;
+	tensor->past[node] = DATA_ROUND_NEVER;
+	list_for_each_safe (round, next, &tensor->rounds, link)
+		round_past(round, node);
+	tell(job);
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (tensor->past[i] != DATA_ROUND_NEVER)
+			return;
+	tensor_forget(tensor);
+}
+
 void keep_acknowledged(struct job *job, uint32_t node, const struct data_header *header)
 {
 	struct tensor *tensor;
@@ -475,8 +493,10 @@ void keep_acknowledged(struct job *job, uint32_t node, const struct data_header 
 	 * Without memory it is known with the next round. It may come before what was offered,
 	 * which then is for the others.
 	 */
-	if (header->is_all && job->retention.resume &&
-	    !tensor_get(job, NULL, header->key, &tensor, &words))
+	if (header->is_all && header->round == DATA_ROUND_NEVER)
+		keep_forgotten(job, node, header->key);
+	else if (header->is_all && job->retention.resume &&
+		 !tensor_get(job, NULL, header->key, &tensor, &words))
 		keep_past(tensor, node, header->round + 1);
 }
 
