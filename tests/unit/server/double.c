@@ -313,6 +313,11 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 		peer->far->told[peer->end].n_ordinals++;
 		return 0;
 	}
+	if (header->op == DATA_UNUSED) {
+		ASSERT_TRUE(header->key && header->len);
+		peer->far->told[peer->end].n_unused++;
+		return 0;
+	}
 	if (header->op == DATA_LEFT) {
 		ASSERT_TRUE(header->round < 32);
 		peer->far->told[peer->end].left |= 1u << header->round;

@@ -81,6 +81,7 @@ struct far {
 		uint32_t released, epoch; /* up to this number, said in this epoch, */
 		unsigned n_releases;	  /* so often */
 		unsigned stopping;	  /* how often it was asked */
+		unsigned n_unused;	  /* UNUSED came so often */
 		unsigned n_ordinals;	  /* ORDINAL came so often, with this and that text */
 		struct data_header ordinal;
 		char text[ERROR_TEXT_MAX + 1];
