@@ -123,7 +123,14 @@ void tensor_unused(struct bps_client *client, const char *name, uint32_t number)
 static int tensor_settle_release(struct bps_client *client, struct bps_tensor *tensor)
 {
 	struct client_call keep = { 0 };
-	int r = call_release(client, &keep, tensor->number, true);
+	int r;
+
+	/* Through servers the last word is the home's, whose daemon may be about to restart. */
+	if (MUL_OVERFLOW(client->job.params.request_timeout_ms, INT64_C(1000000),
+			 &keep.timeout_ns) ||
+	    ADD_OVERFLOW(keep.timeout_ns, CLIENT_ANSWER_NS, &keep.timeout_ns))
+		keep.timeout_ns = CLIENT_FOREVER;
+	r = call_release(client, &keep, tensor->number, true);
 
 	tensor->refs++;
 	/* The answer to the release comes first. If the daemon goes, there is none to either. */
@@ -144,7 +151,12 @@ static int tensor_settle_release(struct bps_client *client, struct bps_tensor *t
 
 static void tensor_answered(_unused_ struct bps_client *client, struct client_call *call)
 {
-	container_of(call, struct bps_tensor, declare)->refused = call->status;
+	struct bps_tensor *tensor = container_of(call, struct bps_tensor, declare);
+
+	tensor->refused = call->status;
+	/* It was forgotten while the daemon began anew: whoever names it next makes another. */
+	if (call->status == -ESTALE)
+		tensor_remove(tensor);
 }
 
 /* What Declare says of the rounds up to tensor->settled. */

@@ -79,7 +79,7 @@ struct session_tensor {
 	struct session *session;
 	uint32_t number;
 	size_t element_size;
-	uint64_t declare_id, release_id; /* requests to be answered */
+	uint64_t declare_id, release_id, keep_id; /* requests to be answered */
 	struct agent_declaration declaration;
 	struct session_tensor *next_spare;
 };

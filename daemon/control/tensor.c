@@ -6,28 +6,6 @@
 
 #define NUMBERED_MIN 64
 
-static void on_declared(struct agent_declaration *declaration, const struct failure *failure,
-			uint64_t key, uint32_t part_bytes)
-{
-	struct session_tensor *tensor =
-		container_of(declaration, struct session_tensor, declaration);
-	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
-	Bps__Control__Declared declared = BPS__CONTROL__DECLARED__INIT;
-	uint64_t id = tensor->declare_id;
-
-	tensor->declare_id = 0;
-	if (failure) {
-		session_answer(tensor->session, id, failure->status, failure->text);
-		return;
-	}
-	declared.key = key;
-	declared.part_bytes = part_bytes;
-	message.id = id;
-	message.body_case = BPS__CONTROL__MESSAGE__BODY_DECLARED;
-	message.declared = &declared;
-	session_send(tensor->session, &message, NULL, 0);
-}
-
 static int check_declare(const struct session *session, const Bps__Control__Declare *m,
 			 struct failure *failure)
 {
@@ -104,6 +82,31 @@ static void undeclare(struct session *session, struct session_tensor *tensor)
 	spare_tensor(session, tensor);
 }
 
+static void on_declared(struct agent_declaration *declaration, const struct failure *failure,
+			uint64_t key, uint32_t part_bytes)
+{
+	struct session_tensor *tensor =
+		container_of(declaration, struct session_tensor, declaration);
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	Bps__Control__Declared declared = BPS__CONTROL__DECLARED__INIT;
+	uint64_t id = tensor->declare_id;
+
+	tensor->declare_id = 0;
+	if (failure) {
+		session_answer(tensor->session, id, failure->status, failure->text);
+		/* Its number is free, as after a Release. */
+		if (agent_is_void(declaration))
+			undeclare(tensor->session, tensor);
+		return;
+	}
+	declared.key = key;
+	declared.part_bytes = part_bytes;
+	message.id = id;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_DECLARED;
+	message.declared = &declared;
+	session_send(tensor->session, &message, NULL, 0);
+}
+
 void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declare *m)
 {
 	struct agent_past past = { .rounds = m->rounds, .failed = m->failed };
@@ -159,6 +162,8 @@ void session_drop_tensors(struct session *session, const struct failure *why)
 			session_answer(session, tensor->declare_id, why->status, why->text);
 		if (tensor->release_id)
 			session_answer(session, tensor->release_id, 0, NULL);
+		if (tensor->keep_id)
+			session_answer(session, tensor->keep_id, 0, NULL);
 	}
 	map_done(&tensors);
 	bulk_done(&bulk);
@@ -189,12 +194,24 @@ static void on_released(struct agent_declaration *declaration, bool forgotten)
 	struct session_tensor *tensor =
 		container_of(declaration, struct session_tensor, declaration);
 	struct session *session = tensor->session;
-	uint64_t id = tensor->release_id;
+	uint64_t id = tensor->release_id, keep_id = tensor->keep_id;
 
-	tensor->release_id = 0;
+	tensor->release_id = tensor->keep_id = 0;
 	if (forgotten)
 		undeclare(session, tensor);
 	answer_release(session, id, forgotten);
+	if (keep_id)
+		session_answer(session, keep_id, 0, NULL);
+}
+
+/* One that is released already is kept or not: the answer to that comes first. */
+static void keep(struct session_tensor *tensor, uint64_t id)
+{
+	agent_keep(&tensor->declaration);
+	if (tensor->release_id && !tensor->keep_id)
+		tensor->keep_id = id;
+	else
+		session_answer(tensor->session, id, 0, NULL);
 }
 
 void tensor_handle_release(const struct incoming *in, const Bps__Control__Release *m)
@@ -207,8 +224,7 @@ void tensor_handle_release(const struct incoming *in, const Bps__Control__Releas
 	if (!tensor || agent_is_void(&tensor->declaration)) {
 		session_answer(session, in->id, -EINVAL, "no such tensor is declared");
 	} else if (m->in_use) {
-		agent_keep(&tensor->declaration);
-		session_answer(session, in->id, 0, NULL);
+		keep(tensor, in->id);
 	} else if (tensor->release_id) {
 		session_answer(session, in->id, -EALREADY, "the tensor is released already");
 	} else {
