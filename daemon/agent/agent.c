@@ -70,6 +70,7 @@ static const struct agent_hooks hooks = {
 	.look_for_servers = agent_move_look_again,
 	.describe_gpu = agent_direct_describe,
 	.tensor_known = agent_tensor_agreed,
+	.tensor_settled = agent_forget_settled,
 	.part = { .waits = agent_part_choose,
 		  .let_go = agent_part_unhold,
 		  .fed = agent_part_feed,
@@ -263,7 +264,7 @@ void agent_notice_arrived(struct agent *agent, struct peer *peer, const struct d
 
 	if (header->op != DATA_FAIL_JOB && header->op != DATA_RELEASE && header->op != DATA_MOVE &&
 	    header->op != DATA_NEWCOMERS && header->op != DATA_LEFT &&
-	    header->op != DATA_STOPPING && header->op != DATA_ORDINAL)
+	    header->op != DATA_STOPPING && header->op != DATA_ORDINAL && header->op != DATA_UNUSED)
 		return;
 	list_for_each (job, &agent->jobs, link) {
 		if (!job->distributed || job->number != header->job)
@@ -298,6 +299,11 @@ void agent_notice_arrived(struct agent *agent, struct peer *peer, const struct d
 		if (header->op == DATA_RELEASE) {
 			if (!job->placement.n_moved || header->epoch == job->placement.data_epoch)
 				released(job, peer, (uint32_t)header->up_to);
+			return;
+		}
+		if (header->op == DATA_UNUSED) {
+			if (job->fleet.home == peer)
+				agent_forget_with_others(job, header, payload);
 			return;
 		}
 		if (header->op == DATA_NEWCOMERS) {

@@ -90,6 +90,8 @@ struct agent_hooks {
 	/* The home's word on a tensor. */
 	void (*tensor_known)(struct agent_tensor *tensor, const struct failure *failure,
 			     uint64_t key, uint64_t start);
+	/* The same, on one that all ranks here have released: it is forgotten, or not. */
+	void (*tensor_settled)(struct agent_tensor *tensor, bool forgotten);
 	struct agent_part_hooks part;
 	/* Of rows, what was begun at a server that is lost. */
 	void (*rows_begin_anew)(struct agent_job *job, size_t server);

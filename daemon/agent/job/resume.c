@@ -500,6 +500,7 @@ int agent_resume_past(struct agent_member *member, struct agent_tensor *tensor,
 		return failure_set(failure, -ENOMEM, "tensor %s: out of memory", tensor->name);
 	tensor->pasts[member->index] = *past;
 	tensor->reached[member->index] = past->rounds;
+	tensor->seen = true; /* by the process before: forget.c */
 	if (!list_linked(&tensor->behind))
 		list_push_back(&job->resumption.behind, &tensor->behind);
 	if (past->rounds > tensor->past_rounds) {

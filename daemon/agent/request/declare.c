@@ -110,6 +110,8 @@ void agent_tensor_agreed(struct agent_tensor *tensor, const struct failure *fail
 
 	if (tensor->job->state != JOB_RUNNING || tensor->key)
 		return;
+	if (failure && failure->status == -ESTALE && agent_forget_refused(tensor, failure))
+		return;
 	if (!failure) {
 		take_key(tensor, key, start);
 	} else if (!tensor->failure.status) {
@@ -182,7 +184,8 @@ static void agree(struct agent_tensor *tensor)
 			? ledger_tensor_find(tensor->job->resumption.ledger, tensor->name)
 			: NULL;
 
-	if (known && known->dtype == tensor->dtype && known->elements == tensor->elements)
+	if (known && !known->in_doubt && known->dtype == tensor->dtype &&
+	    known->elements == tensor->elements)
 		agent_tensor_agreed(tensor, NULL, known->key, known->start);
 	else
 		agent_setup_declare(tensor, NULL);
@@ -246,6 +249,8 @@ int agent_declare(struct agent_member *member, struct agent_declaration *declara
 	if (!job || job->state != JOB_RUNNING || member->leaving)
 		return failure_set(failure, -ENOTCONN, "tensor %s: in no job", name);
 	r = check(name, dtype, elements, failure);
+	if (!r)
+		r = agent_forget_check(member, name, past, failure);
 	if (!r)
 		r = find_or_make(member, name, dtype, elements, &tensor, &made, failure);
 	if (!r)

@@ -1,11 +1,13 @@
 /*
- * Tensors of a job without servers that no rank needs: a program that names one anew in each step
- * would come to max_tensors. Where a job is near that, tensors that no rank has used since they
- * were looked at last are asked about: the members' unused(). A tensor is forgotten once all
- * members here have released it, for all of them at once, and kept as soon as one says that it is
- * in use, or uses it. declare.c, submit.c and agent.c call, and control/.
+ * Tensors that no rank needs: a program that names one anew in each step would come to
+ * max_tensors. Where a job is near that, tensors that no rank has used since they were looked at
+ * last are asked about: the members' unused(). A tensor is forgotten once all members here have
+ * released it, for all of them at once, and kept as soon as one says that it is in use, or uses
+ * it. In a job through servers the home has the last word: server/job/forget.c. declare.c,
+ * submit.c and agent.c call, control/, and servers/names.c with what the home says.
  */
 #include "agent/round/round.h"
+#include "base/failpoint.h"
 
 /* Tensors that a new one has looked at: a few times more than one, as they are passed twice, and not all are released. */
 #define LOOKS 16
@@ -44,7 +46,7 @@ static bool is_idle(const struct agent_tensor *tensor)
 
 	if (!tensor->key || tensor->failure.status || tensor->advancing ||
 	    !list_empty(&tensor->rounds) || !list_empty(&tensor->waiting) ||
-	    list_linked(&tensor->behind) || list_linked(&tensor->later_link))
+	    list_linked(&tensor->later_link))
 		return false;
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		if (!job->members[i])
@@ -56,7 +58,18 @@ static bool is_idle(const struct agent_tensor *tensor)
 		if (tensor->reached[i] != reached)
 			return false;
 	}
-	return true;
+	/* After a restart, ranks catch up with each other. */
+	if (list_linked(&tensor->behind) && reached < agent_resume_newest(tensor))
+		return false;
+	/* One that was never used looks to the next process as if the nodes had not agreed on it. */
+	return reached || !job->retention.keeps;
+}
+
+static bool may_forget(const struct agent_job *job)
+{
+	return job->state == JOB_RUNNING && !job->resumption.suspended &&
+	       !job->departed.n_leaving && job->tensors.n_asked < ASKED_MAX &&
+	       (!job->distributed || agent_names_may_forget(job));
 }
 
 /* A member whose session ends on the way is in the job no more, and then the tensor is not asked about any more. */
@@ -85,14 +98,14 @@ void agent_forget_some(struct agent_job *job)
 {
 	struct agent_tensors *tensors = &job->tensors;
 
-	if (job->distributed || job->tensors.n < enough(job))
+	if (job->tensors.n < enough(job))
 		return;
 	agent_job_hold(job);
-	for (unsigned i = 0; i < LOOKS && tensors->n_asked < ASKED_MAX; i++) {
+	for (unsigned i = 0; i < LOOKS && may_forget(job); i++) {
 		struct agent_tensor *tensor =
 			list_first(&tensors->by_age, struct agent_tensor, age_link);
 
-		if (!tensor || job->state != JOB_RUNNING || job->departed.n_leaving)
+		if (!tensor)
 			break;
 		list_remove(&tensor->age_link);
 		list_push_back(&tensors->by_age, &tensor->age_link);
@@ -108,7 +121,12 @@ void agent_forget_not(struct agent_tensor *tensor)
 
 	if (!tensor->asked)
 		return;
-	tensor->asked = tensor->seen = false;
+	if (tensor->forgetting || tensor->awaited)
+		agent_names_keep(job, tensor->key);
+	tensor->needed = tensor->forgetting;
+	if (tensor->forgetting)
+		return;
+	tensor->asked = tensor->seen = tensor->awaited = false;
 	tensor->n_released = 0;
 	job->tensors.n_asked--;
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
@@ -122,31 +140,165 @@ void agent_forget_not(struct agent_tensor *tensor)
 	}
 }
 
-/* Members' declarations are gone before they hear of it. */
-static void forget(struct agent_tensor *tensor)
+/* The declaration that a member here has of it, which is void from now on; or NULL. */
+static struct agent_declaration *take_declaration(struct agent_tensor *tensor, uint32_t index,
+						  struct agent_member **ret_member)
+{
+	struct agent_declaration *declaration = TAKE_PTR(tensor->declarations[index]);
+
+	if (!declaration)
+		return NULL;
+	*ret_member = TAKE_PTR(declaration->member);
+	declaration->tensor = NULL;
+	list_remove(&declaration->link);
+	return declaration;
+}
+
+static void remove_tensor(struct agent_tensor *tensor)
 {
 	struct agent_job *job = tensor->job;
 
 	map_remove(&job->tensors.by_name, &tensor->entry);
 	list_remove(&tensor->age_link);
+	list_remove(&tensor->behind);
+	agent_priority_class_gone(tensor);
 	job->tensors.n--;
-	job->tensors.n_asked--;
-	tensor->asked = false;
+	job->tensors.n_asked -= tensor->asked;
+	tensor->asked = tensor->forgetting = false;
 	free(TAKE_PTR(tensor->pasts));
-	for (uint32_t i = 0; i < job->layout.n_local; i++) {
-		struct agent_declaration *declaration = tensor->declarations[i];
-		struct agent_member *member;
+}
 
-		if (!declaration)
-			continue;
-		tensor->declarations[i] = NULL;
-		member = TAKE_PTR(declaration->member);
-		declaration->tensor = NULL;
-		list_remove(&declaration->link);
-		member->released(declaration, true);
+/* Members' declarations are gone before they hear of it. */
+static void forget(struct agent_tensor *tensor)
+{
+	struct agent_job *job = tensor->job;
+	struct agent_declaration *declaration;
+	struct agent_member *member;
+
+	remove_tensor(tensor);
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		declaration = take_declaration(tensor, i, &member);
+		if (declaration)
+			member->released(declaration, true);
 	}
 	list_push_front(&job->tensors.spare, &tensor->age_link);
 }
+
+/* -- Through servers --------------------------------------------------------------------------- */
+
+/* All members here have released it. */
+static void ask_home(struct agent_tensor *tensor)
+{
+	struct agent_job *job = tensor->job;
+
+	tensor->forgetting = true;
+	if (job->retention.keeps)
+		ledger_tensor_doubt(job->resumption.ledger, tensor->name, true);
+	FAILPOINT("tensor-in-doubt");
+	agent_names_forget(tensor);
+}
+
+/* The next process knows no more of it, before servers and members hear that it is gone. */
+static void forget_key(struct agent_job *job, const char *name, uint64_t key)
+{
+	if (job->retention.keeps)
+		ledger_tensor_remove(job->resumption.ledger, name);
+	FAILPOINT("tensor-forgotten");
+	agent_names_forgotten(job, key);
+}
+
+void agent_forget_settled(struct agent_tensor *tensor, bool forgotten)
+{
+	struct agent_job *job = tensor->job;
+
+	FAILPOINT("tensor-settled");
+	agent_job_hold(job);
+	if (forgotten) {
+		forget_key(job, tensor->name, tensor->key);
+		forget(tensor);
+	} else {
+		if (job->retention.keeps)
+			ledger_tensor_doubt(job->resumption.ledger, tensor->name, false);
+		tensor->forgetting = tensor->needed = tensor->awaited = false;
+		agent_forget_not(tensor);
+	}
+	agent_job_release(job);
+}
+
+void agent_forget_with_others(struct agent_job *job, const struct data_header *header,
+			      const void *data)
+{
+	char name[TENSOR_NAME_MAX + 1] = "";
+	struct agent_tensor *tensor;
+
+	memcpy(name, data, header->len);
+	tensor = job->state == JOB_RUNNING ? agent_tensor_find(job, name) : NULL;
+	if (tensor && tensor->key == header->key && tensor->asked) {
+		tensor->awaited = true;
+		return;
+	}
+	if (!tensor || tensor->key != header->key || !may_forget(job) || !is_idle(tensor)) {
+		agent_names_keep(job, header->key);
+		return;
+	}
+	agent_job_hold(job);
+	tensor->awaited = true;
+	ask(tensor);
+	agent_job_release(job);
+}
+
+bool agent_forget_refused(struct agent_tensor *tensor, const struct failure *failure)
+{
+	struct agent_job *job = tensor->job;
+	const struct ledger_known *known =
+		job->retention.keeps ? ledger_tensor_find(job->resumption.ledger, tensor->name)
+				     : NULL;
+	struct agent_declaration *declaration;
+	struct agent_member *member;
+
+	if (!known || !known->in_doubt)
+		return false;
+	forget_key(job, tensor->name, known->key);
+	/* Ranks that have use of it already hear that they have not. */
+	if (!list_empty(&tensor->rounds) || list_linked(&tensor->later_link))
+		return false;
+	agent_job_hold(job);
+	agent_setup_declares_no_more(tensor);
+	remove_tensor(tensor);
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		declaration = take_declaration(tensor, i, &member);
+		if (!declaration)
+			continue;
+		list_remove(&declaration->waiting);
+		declaration->declared(declaration, failure, 0, 0);
+	}
+	list_push_front(&job->tensors.spare, &tensor->age_link);
+	agent_job_release(job);
+	return true;
+}
+
+/* Whether some round had ended well, of the newest: then the nodes had agreed on the tensor. */
+static bool has_succeeded(const struct agent_past *past)
+{
+	uint64_t rounds = past->rounds < 64 ? (UINT64_C(1) << past->rounds) - 1 : UINT64_MAX;
+
+	return ~past->failed & rounds;
+}
+
+int agent_forget_check(const struct agent_member *member, const char *name,
+		       const struct agent_past *past, struct failure *failure)
+{
+	const struct agent_job *job = member->job;
+
+	if (!member->resumed || !past || !job->retention.keeps || !has_succeeded(past) ||
+	    ledger_tensor_find(job->resumption.ledger, name))
+		return 0;
+	return failure_set(failure, -ESTALE,
+			   "tensor %s was forgotten while the daemon began anew: name it anew",
+			   name);
+}
+
+/* -- What members say -------------------------------------------------------------------------- */
 
 int agent_release(struct agent_declaration *declaration)
 {
@@ -159,7 +311,10 @@ int agent_release(struct agent_declaration *declaration)
 	if (++tensor->n_released < job->n_members)
 		return 0;
 	agent_job_hold(job);
-	forget(tensor);
+	if (job->distributed)
+		ask_home(tensor);
+	else
+		forget(tensor);
 	agent_job_release(job);
 	return 0;
 }

@@ -386,6 +386,21 @@ void agent_fetch_requests(const struct agent_declaration *declaration)
 			fetch_to_write(round->ranks[i].request, sizeof(struct agent_request));
 }
 
+/* Returns whether the request has ended: all ranks here have released the tensor, and the home may have forgotten it. */
+static bool use_of_asked(const struct agent_declaration *declaration, struct agent_request *request)
+{
+	struct agent_tensor *tensor = declaration->tensor;
+	struct failure failure;
+
+	agent_forget_not(tensor);
+	if (!tensor->forgetting)
+		return false;
+	(void)failure_set(&failure, -EPROTO, "tensor %s: rank %u has released it", tensor->name,
+			  declaration->member->rank);
+	agent_request_end(tensor->job->agent, request, &failure);
+	return true;
+}
+
 void agent_submit(struct agent_declaration *declaration, struct agent_request *request,
 		  const struct failure *invalid)
 {
@@ -401,8 +416,8 @@ void agent_submit(struct agent_declaration *declaration, struct agent_request *r
 	bool differs;
 	int r;
 
-	if (unlikely(tensor->asked))
-		agent_forget_not(tensor);
+	if (unlikely(tensor->asked) && use_of_asked(declaration, request))
+		return;
 	/* The rank has not been told yet. */
 	if (job->end.failure.status) {
 		agent_request_end(job->agent, request, &job->end.failure);

@@ -43,6 +43,9 @@ struct agent_tensor {
 	struct list age_link;	/* the job's tensors.by_age, or spare */
 	uint64_t seen_rounds;	/* n_rounds when it was looked at last */
 	bool seen;
+	bool awaited;	     /* asked: another node has been asked, too, and waits for our word */
+	bool forgetting;     /* asked: all ranks here have released it; the home decides */
+	bool needed;	     /* forgetting: a rank has use of it again */
 	uint32_t n_released; /* ranks here that agree that it is unused */
 	uint64_t reached
 		[]; /* by local number: rounds that this rank has submitted, in the past too; then n_last, declarations, declared */
@@ -54,7 +57,9 @@ struct agent_tensors {
 	uint64_t n, n_keys;
 	struct list by_age; /* by age_link: the first is looked at next */
 	size_t n_asked;
-	struct list spare; /* memory of those that were forgotten */
+	struct list spare;    /* memory of those that were forgotten */
+	uint64_t *forgotten;  /* through servers: the last keys, a ring of names.c; or NULL */
+	uint64_t n_forgotten; /* ever */
 };
 
 static_assert(offsetof(struct agent_tensor, failure.text) <= 2 * CACHE_LINE &&
@@ -78,5 +83,18 @@ void agent_forget_init(struct agent_job *job);
 struct agent_tensor *agent_forget_take_spare(struct agent_job *job);
 /* There is one more: asks about some that are unused, if there are many. */
 void agent_forget_some(struct agent_job *job);
-/* It is in use: members that have released it hear that they have it still. */
+/* It is in use: members that have released it hear that they have it still, or what the home says. */
 void agent_forget_not(struct agent_tensor *tensor);
+/* The home's word on one that all members here have released. */
+void agent_forget_settled(struct agent_tensor *tensor, bool forgotten);
+/* DATA_UNUSED: a node has released a tensor: asks our members, if they can be asked. */
+void agent_forget_with_others(struct agent_job *job, const struct data_header *header,
+			      const void *name);
+/*
+ * The home refuses one that was in doubt, and whose ranks have declared it again: it was forgotten. Returns whether it is gone, with its
+ * declarations answered.
+ */
+bool agent_forget_refused(struct agent_tensor *tensor, const struct failure *failure);
+/* Whether a member that was resumed has had rounds of a tensor that is known no more: 0, or -ESTALE with words. */
+int agent_forget_check(const struct agent_member *member, const char *name,
+		       const struct agent_past *past, struct failure *failure);

@@ -224,6 +224,8 @@ void agent_round_waiting_for(const struct agent_round *round, char *text, size_t
 /* priority_class.c */
 /* A round is about to move through servers: sets its level. bytes are those of a contribution. */
 void agent_priority_class_set(struct agent_round *round, uint64_t bytes);
+/* A tensor is forgotten. */
+void agent_priority_class_gone(struct agent_tensor *tensor);
 
 /* acknowledged.c: what a node has, said once more. */
 /* Of a push_pull_rows, whose result is recorded: this server need not hold it for us. */

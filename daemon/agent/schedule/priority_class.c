@@ -120,6 +120,17 @@ static void count_pass(struct agent_round *round)
 	job->schedule.pass_is_counted = true;
 }
 
+void agent_priority_class_gone(struct agent_tensor *tensor)
+{
+	struct agent_job *job = tensor->job;
+
+	if (!tensor->priority_class.known)
+		return;
+	tensor->priority_class.known = false;
+	job->schedule.n_leveled--;
+	job->schedule.classes_stale = true;
+}
+
 /*
  * Made again when a step begins: when a tensor comes once more, and as many rounds have begun as
  * there are tensors. So it takes little of a round's time, also where priorities change all the

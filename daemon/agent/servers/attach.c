@@ -22,6 +22,7 @@ static void attached(struct agent_setup *setup)
 	}
 	server->attached = true;
 	server->scales = peer_has(server->send_queue->peer, DATA_FEATURE_SCALES);
+	server->forgets = peer_has(server->send_queue->peer, DATA_FEATURE_FORGET);
 	peer_set_parts(server->send_queue->peer, job->part_bytes, job->shape.n_nodes);
 	job->fleet.n_attached++;
 	if (job->retention.keeps)

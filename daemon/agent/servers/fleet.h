@@ -20,7 +20,7 @@ struct agent_server {
 	bool colocated;			     /* with ranks of the job */
 	struct agent_send_queue *send_queue; /* NULL: there is no connection */
 	bool attached;
-	bool scales; /* has DATA_FEATURE_SCALES */
+	bool scales, forgets; /* has DATA_FEATURE_SCALES, _FORGET */
 
 	/* Of a job that outlives its daemons' processes: keep.c. */
 	struct agent_job *job;
@@ -96,7 +96,25 @@ void agent_setup_fail_again(struct agent_job *job, size_t server,
 /* What a tensor is, to a home that is fresh. */
 void agent_setup_declare_known(struct agent_job *job, const struct ledger_known *known);
 void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conflict);
+/* The tensor is gone: what the home says of it is of no interest. */
+void agent_setup_declares_no_more(const struct agent_tensor *tensor);
 void agent_setup_free(struct agent_job *job);
+
+/* names.c: FORGET, and what goes with it. */
+/* Whether this kind of job, and all of its servers, can forget tensors. */
+bool agent_names_may_forget(const struct agent_job *job);
+/* All ranks here have released it: asks the home, now or when it is attached; hooks->tensor_settled() follows. */
+void agent_names_forget(struct agent_tensor *tensor);
+/* A rank uses it: those who have asked are to hear of it. */
+void agent_names_keep(const struct agent_job *job, uint64_t key);
+/* It is forgotten: tells the servers. */
+void agent_names_forgotten(struct agent_job *job, uint64_t key);
+/* Whether a key that the ledger had has gone from there. */
+bool agent_names_is_forgotten(const struct agent_job *job, uint64_t key);
+/* A home that is fresh has been told of all tensors. */
+void agent_names_told(const struct agent_job *job);
+/* A server has attached, perhaps again. */
+void agent_names_attached(struct agent_job *job, size_t server);
 void agent_setup_fail_job(struct agent_job *job, const struct failure *failure,
 			  const struct peer *from);
 void agent_setup_fail_round(struct agent_job *job, uint64_t key, uint64_t round, bool alone,

@@ -98,6 +98,7 @@ void agent_keep_done(struct agent_job *job)
 		held_free(job->fleet.servers[i].cells);
 	}
 	held_free(job->retention.failed);
+	held_free(job->tensors.forgotten);
 }
 
 bool agent_keep_is_loss(const struct call *call)
@@ -291,7 +292,10 @@ static void declare_again(struct agent_job *job, bool fresh)
 	struct map_entry *entry;
 
 	for (size_t i = 0; fresh && (known = ledger_tensor_at(job->resumption.ledger, i)); i++)
-		agent_setup_declare_known(job, known);
+		if (!known->in_doubt)
+			agent_setup_declare_known(job, known);
+	if (fresh && job->fleet.servers[job->fleet.home_number].forgets)
+		agent_names_told(job);
 	map_for_each (entry, &job->tensors.by_name) {
 		struct agent_tensor *tensor = container_of(entry, struct agent_tensor, entry);
 
@@ -324,7 +328,9 @@ static void fail_again(struct agent_job *job, size_t number)
 		job->retention.n_failed > AGENT_FAILED ? job->retention.n_failed - AGENT_FAILED : 0;
 
 	for (size_t i = first; i < job->retention.n_failed; i++)
-		agent_setup_fail_again(job, number, &job->retention.failed[i % AGENT_FAILED]);
+		if (job->retention.failed[i % AGENT_FAILED].key)
+			agent_setup_fail_again(job, number,
+					       &job->retention.failed[i % AGENT_FAILED]);
 }
 
 struct agent_server *agent_keep_owner(const struct agent_job *job, const struct ledger_kept *kept)
@@ -343,6 +349,17 @@ static void unpark(struct agent_server *server)
 		part->job->agent->hooks->part.goes_on(part);
 	}
 	agent_send_queue_pump(send_queue);
+}
+
+/* Of a tensor that is forgotten all nodes have all. */
+static void bring(struct agent_job *job, uint32_t cell)
+{
+	const struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
+
+	if (agent_names_is_forgotten(job, kept->what.key))
+		agent_keep_free(job, cell);
+	else
+		agent_keep_offer(job, cell);
 }
 
 void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
@@ -367,6 +384,7 @@ void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
 	agent_departed_attached(job, number);
 	if (number == job->fleet.home_number)
 		declare_again(job, fresh);
+	agent_names_attached(job, number);
 	if (number == job->fleet.home_number)
 		agent_elastic_regroup_again(job);
 	for (uint32_t i = 0; !stragglers_any(&job->shape.stragglers) &&
@@ -377,7 +395,7 @@ void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
 		/* One that is busy is a worker's to make whole; it is offered when that is done. */
 		if (kept->taken && (kept->stale || !kept->busy) && kept->whole &&
 		    agent_keep_owner(job, kept) == server)
-			agent_keep_offer(job, i);
+			bring(job, i);
 	}
 	agent_contributors_attached(job, number);
 	FAILPOINT("server-attached-again");

@@ -137,9 +137,21 @@ static void on_declared(struct call *call)
 	agent_setup_done(setup);
 }
 
+/* What the ledger has of the tensor, if it is in doubt; or NULL. */
+static const struct ledger_known *in_doubt(const struct agent_tensor *tensor)
+{
+	const struct agent_job *job = tensor->job;
+	const struct ledger_known *known =
+		job->retention.keeps ? ledger_tensor_find(job->resumption.ledger, tensor->name)
+				     : NULL;
+
+	return known && known->in_doubt ? known : NULL;
+}
+
 void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conflict)
 {
 	Bps__Cluster__TensorDeclare m = BPS__CLUSTER__TENSOR_DECLARE__INIT;
+	const struct ledger_known *known = in_doubt(tensor);
 	struct agent_job *job = tensor->job;
 	struct agent_setup *setup;
 	int r;
@@ -149,6 +161,9 @@ void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conf
 	m.elements = tensor->elements;
 	m.rank = tensor->first_rank;
 	m.conflict = conflict ? (char *)conflict->text : NULL;
+	m.has_key = m.has_start = m.has_in_doubt = m.in_doubt = known != NULL;
+	m.key = known ? known->key : 0;
+	m.start = known ? known->start : 0;
 	if (job->retention.keeps && !job->fleet.servers[job->fleet.home_number].attached)
 		return;
 	r = agent_setup_call(job, job->fleet.home, DATA_DECLARE, &m.base, on_declared, &setup);
@@ -156,6 +171,15 @@ void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conf
 		agent_setup_fail(job, r, strerror(-r));
 	else
 		setup->tensor = tensor;
+}
+
+void agent_setup_declares_no_more(const struct agent_tensor *tensor)
+{
+	struct agent_setup *setup;
+
+	list_for_each (setup, &tensor->job->fleet.setups, link)
+		if (setup->tensor == tensor)
+			setup->tensor = NULL;
 }
 
 void agent_setup_declare_known(struct agent_job *job, const struct ledger_known *known)
