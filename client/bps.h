@@ -349,8 +349,9 @@ void bps_memory_free(struct bps_memory *memory);
  * ranks, or BPS_VARIABLE. Does not wait: the comparison with the other ranks goes on meanwhile, operations may be
  * submitted at once, and a rank that declared it otherwise makes them fail with -EINVAL and a text that names both.
  * Declaring a name twice with the same facts gives the same tensor again. To be released with bps_tensor_free(); the
- * name stays declared until the job is left. In a job that uses no servers and has nearly max_tensors of them, the
- * daemon forgets names that no rank holds and none has used for long: so a program may name tensors anew in each step.
+ * name stays declared until the job is left. Where a job has nearly max_tensors of them, the daemons forget names that no
+ * rank holds and none has used for long: so a program may name tensors anew in each step. Not so in a job through servers
+ * that is elastic, has a quorum or is asynchronous.
  * Names that start with "bps:" are the library's own.
  * Fails with -EINVAL (bad name or type), -EEXIST (declared otherwise by this client), -ENOTCONN, -ENOMEM. That the
  * daemon has too many (-EDQUOT) is said by bps_tensor_wait() and bps_submit().
