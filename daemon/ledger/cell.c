@@ -224,7 +224,6 @@ static int tensor_add(struct ledger *ledger, const struct ledger_known *what)
 	tensor->key = known->key;
 	tensor->start = known->start;
 	memcpy(tensor->name, known->name, sizeof(tensor->name));
-	set_last_key(ledger, known->key);
 	set_state(ledger, known, LEDGER_WHOLE);
 	atomic_store_explicit(&ledger_header(ledger)->tensors_used, ledger->tensors.n_places,
 			      memory_order_release);
@@ -246,6 +245,7 @@ int ledger_tensor_add(struct ledger *ledger, const char *name, unsigned dtype, u
 		return 0;
 	}
 	memcpy(what.name, name, strnlen(name, TENSOR_NAME_MAX));
+	set_last_key(ledger, key);
 	r = tensor_add(ledger, &what);
 	if (r)
 		atomic_store_explicit(&ledger_header(ledger)->tensors_missing, 1,

@@ -291,7 +291,8 @@ int agent_forget_check(const struct agent_member *member, const char *name,
 	const struct agent_job *job = member->job;
 
 	if (!member->resumed || !past || !job->retention.keeps || !has_succeeded(past) ||
-	    ledger_tensor_find(job->resumption.ledger, name))
+	    ledger_tensor_find(job->resumption.ledger, name) ||
+	    !ledger_knows_all(job->resumption.ledger))
 		return 0;
 	return failure_set(failure, -ESTALE,
 			   "tensor %s was forgotten while the daemon began anew: name it anew",

@@ -176,10 +176,11 @@ static void declare_fail(struct job *job, struct declared *declared, const struc
 		declared_remove(job, declared);
 }
 
-/* Without memory for it, errors say its number. */
+/* Without memory for it, it is looked for among all. */
 static void name_key(struct job *job, struct declared *declared)
 {
 	declared->is_named = !map_add(&job->names.named, declared->key, &declared->named);
+	job->names.some_unnamed |= !declared->is_named;
 }
 
 void declare_answer(const struct declared *declared, struct delivery *delivery)
@@ -415,8 +416,16 @@ void declaration_end(struct job *job, struct list *link)
 struct declared *declared_of(const struct job *job, uint64_t key)
 {
 	struct map_entry *entry = map_find(&job->names.named, key);
+	struct declared *declared;
 
-	return entry ? container_of(entry, struct declared, named) : NULL;
+	if (entry)
+		return container_of(entry, struct declared, named);
+	if (!job->names.some_unnamed)
+		return NULL;
+	list_for_each (declared, &job->names.declarations, link)
+		if (declared->key == key)
+			return declared;
+	return NULL;
 }
 
 const char *declare_name_of(const struct job *job, uint64_t key)

@@ -29,6 +29,7 @@ struct declared {
 /* At the home: tensors that nodes have declared. */
 struct names {
 	struct map declared, named; /* struct declared by name, those that have one by key */
+	bool some_unnamed;	    /* there was no memory for some among the latter */
 	struct list declaring, declarations; /* under way; all */
 	size_t n_declared;
 	uint64_t next_key, next_start;

@@ -454,6 +454,8 @@ TEST(a_tensor_that_is_forgotten_gives_its_place)
 	ASSERT_EQ(ledger_tensor_add(ledger, "t", DTYPE_INT64, 5, 32, 0), -EDQUOT);
 	ledger = again(ledger, fd);
 	ASSERT_TRUE(!ledger_knows_all(ledger));
+	/* The one that had no room has its key all the same. */
+	ASSERT_EQ(ledger_last_key(ledger), 32);
 	ledger_free(ledger);
 }
 
