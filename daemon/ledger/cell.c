@@ -176,14 +176,22 @@ const struct ledger_known *ledger_tensor_at(const struct ledger *ledger, size_t 
 	return index < ledger->tensors.n ? ledger->tensors.known[index] : NULL;
 }
 
-bool ledger_tensor_has(const struct ledger *ledger, uint64_t key)
+static const struct ledger_known *known_of_key(const struct ledger *ledger, uint64_t key)
 {
 	struct map_entry *entry = map_find(&ledger->tensors.keys, key_hash(key));
 
-	for (; entry; entry = map_find_next(entry))
-		if (container_of(entry, struct ledger_known, by_key)->key == key)
-			return true;
-	return false;
+	for (; entry; entry = map_find_next(entry)) {
+		const struct ledger_known *known = container_of(entry, struct ledger_known, by_key);
+
+		if (known->key == key)
+			return known;
+	}
+	return NULL;
+}
+
+bool ledger_tensor_has(const struct ledger *ledger, uint64_t key)
+{
+	return known_of_key(ledger, key);
 }
 
 static void set_state(const struct ledger *ledger, const struct ledger_known *known,
@@ -554,10 +562,9 @@ uint32_t ledger_cell_settle(struct ledger *ledger, uint64_t key, uint64_t round)
 
 static const char *name_of(const struct ledger *ledger, uint64_t key)
 {
-	for (size_t i = 0; i < ledger->tensors.n; i++)
-		if (ledger->tensors.known[i]->key == key)
-			return ledger->tensors.known[i]->name;
-	return NULL;
+	const struct ledger_known *known = known_of_key(ledger, key);
+
+	return known ? known->name : NULL;
 }
 
 void ledger_cells_drop(struct ledger *ledger)

@@ -213,63 +213,51 @@ static void see_nccl(size_t len)
 	seen("NCCL %.1f us, bps %.1f us", nccl_median(len), hop);
 }
 
-#define HOP(name, bytes)             \
-	static void run_##name(void) \
-	{                            \
-		see_hop(bytes);      \
+#define RULE(see, name, bytes)               \
+	static void run_##see##_##name(void) \
+	{                                    \
+		see_##see(bytes);            \
 	}
 
-HOP(1k, 1u << 10)
-HOP(4k, 4u << 10)
-HOP(16k, 16u << 10)
-HOP(64k, 64u << 10)
-HOP(256k, 256u << 10)
-HOP(1m, 1u << 20)
-HOP(4m, 4u << 20)
-HOP(8m, 8u << 20)
-HOP(16m, 16u << 20)
-HOP(64m, 64u << 20)
-HOP(256m, 256u << 20)
-HOP(1g, 1u << 30)
+RULE(hop, 1k, 1u << 10)
+RULE(hop, 4k, 4u << 10)
+RULE(hop, 16k, 16u << 10)
+RULE(hop, 64k, 64u << 10)
+RULE(hop, 256k, 256u << 10)
+RULE(hop, 1m, 1u << 20)
+RULE(hop, 4m, 4u << 20)
+RULE(hop, 8m, 8u << 20)
+RULE(hop, 16m, 16u << 20)
+RULE(hop, 64m, 64u << 20)
+RULE(hop, 256m, 256u << 20)
+RULE(hop, 1g, 1u << 30)
 
-#define PAIR(name, bytes)                 \
-	static void run_pair_##name(void) \
-	{                                 \
-		see_pair(bytes);          \
-	}
+RULE(pair, 64k, 64u << 10)
+RULE(pair, 1m, 1u << 20)
+RULE(pair, 4m, 4u << 20)
+RULE(pair, 8m, 8u << 20)
+RULE(pair, 64m, 64u << 20)
+RULE(pair, 256m, 256u << 20)
 
-PAIR(64k, 64u << 10)
-PAIR(1m, 1u << 20)
-PAIR(4m, 4u << 20)
-PAIR(8m, 8u << 20)
-PAIR(64m, 64u << 20)
-PAIR(256m, 256u << 20)
-
-#define NCCL(name, bytes)                 \
-	static void run_nccl_##name(void) \
-	{                                 \
-		see_nccl(bytes);          \
-	}
-
-NCCL(64k, 64u << 10)
-NCCL(1m, 1u << 20)
-NCCL(8m, 8u << 20)
-NCCL(64m, 64u << 20)
-NCCL(256m, 256u << 20)
+RULE(nccl, 64k, 64u << 10)
+RULE(nccl, 1m, 1u << 20)
+RULE(nccl, 8m, 8u << 20)
+RULE(nccl, 64m, 64u << 20)
+RULE(nccl, 256m, 256u << 20)
 
 const struct rule trainer_times[] = {
-	{ "1 KiB", "to the host and back", NULL, false, 1, run_1k },
-	{ "4 KiB", "to the host and back", NULL, false, 1, run_4k },
-	{ "16 KiB", "to the host and back", NULL, false, 1, run_16k },
-	{ "64 KiB", "to the host and back", NULL, false, 1, run_64k },
-	{ "256 KiB", "to the host and back", NULL, false, 1, run_256k },
-	{ "1 MiB", "to the host and back", NULL, false, 1, run_1m },
-	{ "4 MiB", "to the host and back", NULL, false, 1, run_4m },
-	{ "8 MiB", "to the host and back", NULL, false, 1, run_8m },
-	{ "16 MiB", "to the host and back", NULL, false, 1, run_16m },
-	{ "64 MiB", "to the host and back", NULL, false, 1, run_64m },
-	{ "256 MiB", "to the host and back", NULL, false, 1, run_256m },
-	{ "1 GiB", "to the host and back", NULL, false, 1, run_1g },
+	{ "1 KiB", "to the host and back", NULL, false, 1, run_hop_1k },
+	{ "4 KiB", "to the host and back", NULL, false, 1, run_hop_4k },
+	{ "16 KiB", "to the host and back", NULL, false, 1, run_hop_16k },
+	{ "64 KiB", "to the host and back", NULL, false, 1, run_hop_64k },
+	{ "256 KiB", "to the host and back", NULL, false, 1, run_hop_256k },
+	{ "1 MiB", "to the host and back", NULL, false, 1, run_hop_1m },
+	{ "4 MiB", "to the host and back", NULL, false, 1, run_hop_4m },
+	{ "8 MiB", "to the host and back", NULL, false, 1, run_hop_8m },
+	{ "16 MiB", "to the host and back", NULL, false, 1, run_hop_16m },
+	{ "64 MiB", "to the host and back", NULL, false, 1, run_hop_64m },
+	{ "256 MiB", "to the host and back", NULL, false, 1, run_hop_256m },
+	{ "1 GiB", "to the host and back", NULL, false, 1, run_hop_1g },
 	{ "pair 64 KiB", "all-reduce of two ranks", NULL, false, 1, run_pair_64k },
 	{ "pair 1 MiB", "all-reduce of two ranks", NULL, false, 1, run_pair_1m },
 	{ "pair 4 MiB", "all-reduce of two ranks", NULL, false, 1, run_pair_4m },

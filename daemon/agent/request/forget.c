@@ -250,13 +250,11 @@ void agent_forget_with_others(struct agent_job *job, const struct data_header *h
 bool agent_forget_refused(struct agent_tensor *tensor, const struct failure *failure)
 {
 	struct agent_job *job = tensor->job;
-	const struct ledger_known *known =
-		job->retention.keeps ? ledger_tensor_find(job->resumption.ledger, tensor->name)
-				     : NULL;
+	const struct ledger_known *known = agent_names_in_doubt(tensor);
 	struct agent_declaration *declaration;
 	struct agent_member *member;
 
-	if (!known || !known->in_doubt)
+	if (!known)
 		return false;
 	forget_key(job, tensor->name, known->key);
 	/* Ranks that have use of it already hear that they have not. */

@@ -109,6 +109,8 @@ void agent_names_forget(struct agent_tensor *tensor);
 void agent_names_keep(const struct agent_job *job, uint64_t key);
 /* It is forgotten: tells the servers. */
 void agent_names_forgotten(struct agent_job *job, uint64_t key);
+/* What the ledger has of a tensor that is in doubt; or NULL. */
+const struct ledger_known *agent_names_in_doubt(const struct agent_tensor *tensor);
 /* Whether a key that the ledger had has gone from there. */
 bool agent_names_is_forgotten(const struct agent_job *job, uint64_t key);
 /* A home that is fresh has been told of all tensors. */

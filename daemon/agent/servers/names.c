@@ -180,6 +180,16 @@ void agent_names_attached(struct agent_job *job, size_t number)
 	}
 }
 
+const struct ledger_known *agent_names_in_doubt(const struct agent_tensor *tensor)
+{
+	const struct agent_job *job = tensor->job;
+	const struct ledger_known *known =
+		job->retention.keeps ? ledger_tensor_find(job->resumption.ledger, tensor->name)
+				     : NULL;
+
+	return known && known->in_doubt ? known : NULL;
+}
+
 bool agent_names_is_forgotten(const struct agent_job *job, uint64_t key)
 {
 	const struct ledger *ledger = job->resumption.ledger;

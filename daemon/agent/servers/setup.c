@@ -137,21 +137,10 @@ static void on_declared(struct call *call)
 	agent_setup_done(setup);
 }
 
-/* What the ledger has of the tensor, if it is in doubt; or NULL. */
-static const struct ledger_known *in_doubt(const struct agent_tensor *tensor)
-{
-	const struct agent_job *job = tensor->job;
-	const struct ledger_known *known =
-		job->retention.keeps ? ledger_tensor_find(job->resumption.ledger, tensor->name)
-				     : NULL;
-
-	return known && known->in_doubt ? known : NULL;
-}
-
 void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conflict)
 {
 	Bps__Cluster__TensorDeclare m = BPS__CLUSTER__TENSOR_DECLARE__INIT;
-	const struct ledger_known *known = in_doubt(tensor);
+	const struct ledger_known *known = agent_names_in_doubt(tensor);
 	struct agent_job *job = tensor->job;
 	struct agent_setup *setup;
 	int r;
