@@ -224,7 +224,8 @@ _PROTOTYPES = {
 
 
 def _newest(pattern):
-    return max(glob.glob(pattern), key=os.path.getmtime, default=None)
+    # A link is left where a build was removed in part.
+    return max(filter(os.path.exists, glob.glob(pattern)), key=os.path.getmtime, default=None)
 
 
 def bundled(name):

@@ -91,6 +91,19 @@ def test_a_library_that_is_not_there(tmp_path):
     assert "$BPS_LIBRARY: /no/lib.so: cannot open shared object file" in done.stdout
 
 
+def test_a_build_folder_whose_link_leads_nowhere(tmp_path):
+    package = tmp_path / "client" / "python" / "bps"
+    shutil.copytree(PYTHON / "bps", package)
+    (tmp_path / "client" / "bps.h").touch()
+    (tmp_path / "build" / "client").mkdir(parents=True)
+    (tmp_path / "build" / "client" / "libbps_client.so.0").symlink_to("libbps_client.so.0.1.0")
+    environment = clean_environment(PYTHONPATH=package.parent)
+    environment.pop("BPS_LIBRARY", None)
+    code = "import bps\ntry: bps.init()\nexcept ImportError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert "in a build folder: none" in done.stdout, done.stdout + done.stderr
+
+
 def test_a_library_that_is_another():
     done = python("import bps\ntry: bps.init()\nexcept ImportError as error: print(error)", BPS_LIBRARY="libm.so.6")
     assert "libm.so.6 has no bps_error" in done.stdout
