@@ -109,6 +109,8 @@ static bool request_put(struct bps_request *request)
 {
 	struct bps_client *client = request->client;
 
+	if (request->tensor)
+		tensor_put(request->tensor);
 	if (request->cuda)
 		cuda_end(request, 0);
 	/* One that is complete holds no more than what a stream is still to copy. */
@@ -284,7 +286,9 @@ static void request_end(struct bps_request *request, int status, const char *tex
 	if (status)
 		request->text = strdup(text);
 	tensor_ended(request->tensor, request->round, status);
-	tensor_put(TAKE_PTR(request->tensor));
+	/* The answer to the declaration may still have to be read: request_seen(). */
+	if (!status || request->tensor->declare.done)
+		tensor_put(TAKE_PTR(request->tensor));
 	request_release_inputs(request);
 
 	if (request->orphan) {
@@ -327,6 +331,12 @@ static struct bps_outcome slot_outcome(const struct shm_slot *slot)
 	return outcome;
 }
 
+/* A wait that timed out says -ETIMEDOUT: how a request ended must not be taken for it. */
+static int request_status(int status)
+{
+	return status == -ETIMEDOUT ? -ETIME : status;
+}
+
 /* Looks at the slot of one request under way. True when it has ended; it may be gone then. */
 static bool request_look(struct bps_request *request)
 {
@@ -361,9 +371,7 @@ static bool request_look(struct bps_request *request)
 		if (!*text)
 			(void)stpncpy(text, strerror(-status), ERROR_TEXT_MAX);
 	}
-	/* A wait that timed out says -ETIMEDOUT: how a request ended must not be taken for it. */
-	if (status == -ETIMEDOUT)
-		status = -ETIME;
+	status = request_status(status);
 
 	if (!status && !cuda_is_ready(request)) {
 		status = -EPROTO;
@@ -577,6 +585,29 @@ void request_see(struct bps_request *request)
 		(void)request_look(request);
 }
 
+/*
+ * The request is complete, and the caller is about to be told. A request whose tensor was refused
+ * fails for want of that tensor: the reason is in the answer to the declaration, which the daemon
+ * sent before, through the socket.
+ */
+static void request_seen(struct bps_request *request)
+{
+	struct bps_client *client = request->client;
+	struct bps_tensor *tensor = TAKE_PTR(request->tensor);
+
+	job_see(client, request);
+	order_see(client, request);
+	if (!tensor)
+		return;
+	(void)client_progress(client);
+	if (tensor->refused && request->run == client->job.run) {
+		request->status = request_status(tensor->declare.status);
+		free(request->text);
+		request->text = strdup(tensor->declare.text);
+	}
+	tensor_put(tensor);
+}
+
 _public_ int bps_request_poll(struct bps_request *request)
 {
 	int r = request_check(request);
@@ -591,8 +622,7 @@ _public_ int bps_request_poll(struct bps_request *request)
 		(void)client_progress(request->client);
 	if (!request_advance(request))
 		return 0;
-	job_see(request->client, request);
-	order_see(request->client, request);
+	request_seen(request);
 	return 1;
 }
 
@@ -619,8 +649,7 @@ _public_ int bps_request_wait(struct bps_request *request, int64_t timeout_ms)
 				return error_set(-ETIMEDOUT, "the request is still under way");
 		}
 	}
-	job_see(client, request);
-	order_see(client, request);
+	request_seen(request);
 	if (request->status)
 		return error_set(request->status, "%s", request_text(request));
 	return 0;

@@ -26,7 +26,8 @@ struct bps_request {
 	struct bps_client *client _cache_aligned_; /* by client->requests.n */
 	TAILQ_ENTRY(bps_request) link;		   /* in client->requests.posted, ended or spare */
 	/* Guarded by the client's mutex. */
-	struct bps_tensor *tensor; /* counted; while it is posted */
+	/* counted; while it is posted, or has failed with the declaration unanswered */
+	struct bps_tensor *tensor;
 	struct cuda_use *cuda; /* owned; NULL: in host memory, or nothing of the device's is left */
 	uint64_t round;	       /* of its tensor */
 	uint32_t run;	       /* of its tensor */

@@ -114,6 +114,35 @@ TEST(ranks_that_disagree)
 	bps_request_free(request);
 }
 
+/* The ring is looked at before the socket. */
+TEST(a_request_whose_tensor_was_refused_says_why)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
+	_cleanup_(bps_tensor_freep) struct bps_tensor *tensor = NULL;
+	struct bps_submit_params params = { .size = sizeof(params), .operation = BPS_BARRIER };
+	struct bps_request *polled, *waited, *dropped;
+
+	FAKE_SET(fake, declare_mute, true);
+	FAKE_SET(fake, hold, true);
+	ASSERT_OK(bps_tensor_declare(client, "t", BPS_INT8, 5, &tensor));
+	ASSERT_OK(bps_submit(tensor, &params, &polled));
+	ASSERT_OK(bps_submit(tensor, &params, &waited));
+	ASSERT_OK(bps_submit(tensor, &params, &dropped));
+	fake_await(fake, &fake->told.n_entries, 3);
+	fake_declared(fake, -EDQUOT, "tensor t: 2 tensors are declared already");
+	for (unsigned i = 0; i < 3; i++)
+		fake_complete(fake, i, -EINVAL, "no tensor 1 was declared");
+
+	ASSERT_EQ(bps_request_poll(polled), 1);
+	ASSERT_STR(bps_request_error(polled), "tensor t: 2 tensors are declared already");
+	ASSERT_FAILS(bps_request_wait(polled, 0), EDQUOT, "2 tensors are declared already");
+	ASSERT_FAILS(bps_request_wait(waited, BPS_FOREVER), EDQUOT, "2 tensors are");
+	bps_request_free(polled);
+	bps_request_free(waited);
+	bps_request_free(dropped);
+}
+
 static void *wait_for_tensor(void *tensor)
 {
 	return (void *)(intptr_t)bps_tensor_wait(tensor, BPS_FOREVER);
