@@ -501,37 +501,40 @@ static struct buffer *buffer_at(const struct control *control, const void *page)
 	return NULL;
 }
 
-/* All of it, as what was given back of one was likely given back of others. */
-static void bury(struct session *session, void *const *pages, size_t n)
+/* All of them: what was given back of one was likely given back of others. */
+static void bury_all(struct session *session)
 {
 	struct buffer *buffer;
 
 	list_for_each (buffer, &session->control->buffers, link)
-		if (buffer->user == session && !buffer->device && !buffer->buried) {
-			buffer_bury(buffer, pages, n);
-			buffer->buried = true;
-		}
+		if (buffer->user == session && !buffer->device)
+			buffer_bury(buffer, session->control->params.loop);
+}
+
+static void on_hole(struct control *control, void *page)
+{
+	struct buffer *buffer = buffer_at(control, page);
+
+	if (!buffer)
+		return;
+	if (!buffer->buried)
+		bury_all(buffer->user);
+	buffer_give_back(buffer, page);
+	/* Last: the session has the buffer go if nothing uses it. */
+	session_fail(buffer->user,
+		     "gave back memory that it shares, page %zu of buffer %u: it would be the "
+		     "daemon's",
+		     ((size_t)((char *)page - buffer->data)) / page_size(), buffer->number);
 }
 
 void session_on_holes(struct loop_source *source, uint32_t events)
 {
-	struct control *control = container_of(source, struct control, holes);
 	void *pages[HOLES_BATCH];
 	size_t n = holes_take(pages, ARRAY_SIZE(pages));
 
 	(void)events;
-	for (size_t i = 0; i < n; i++) {
-		struct buffer *buffer = buffer_at(control, pages[i]);
-
-		if (!buffer || buffer->buried)
-			continue;
-		bury(buffer->user, pages, n);
-		session_fail(buffer->user,
-			     "gave back memory that it shares, page %zu of buffer %u: it would be "
-			     "the daemon's",
-			     ((size_t)((char *)pages[i] - buffer->data)) / page_size(),
-			     buffer->number);
-	}
+	for (size_t i = 0; i < n; i++)
+		on_hole(container_of(source, struct control, holes), pages[i]);
 }
 
 /* Nothing uses it any more. */

@@ -83,6 +83,7 @@ int buffer_map(int fd, uint64_t len, struct quota *quota, struct buffer **ret_bu
 		.len = len,
 		.quota = quota,
 		.stalls = stalls,
+		.burial_fd = -1,
 	};
 	*ret_buffer = TAKE_PTR(buffer);
 	return 0;
@@ -110,35 +111,61 @@ int buffer_check_whole(int fd, uint64_t len, struct failure *failure)
 #define PIECES_MAX 1024
 #define PIECE_MIN  (UINT64_C(2) << 20)
 
-/*
- * Gives back a page of a buffer, in the thread that unmaps: madvise() waits for others who give back
- * pages of that memfd.
- */
-static void give_back(void *data, size_t page)
+static uint64_t piece_len(const struct buffer *buffer)
 {
-	/* mremap() of no bytes makes a second mapping of shared memory. */
-	void *again = mremap(data, 0, page, MREMAP_MAYMOVE);
-
-	if (again != MAP_FAILED)
-		unmap_remove(again, page);
+	return MAX(align_up(buffer->len / PIECES_MAX, page_size()), PIECE_MIN);
 }
 
-void buffer_bury(struct buffer *buffer, void *const *pages, size_t n)
+static void end_burial(struct buffer *buffer)
 {
-	uint64_t page = page_size(), len = align_up(buffer->len, page), piece;
-	_cleanup_(fd_closep) int fd = memfd_create("bps-nothing", MFD_CLOEXEC);
+	loop_abort(&buffer->burial);
+	buffer->burial_fd = fd_close(buffer->burial_fd);
+}
 
-	piece = MAX(align_up(len / PIECES_MAX, page), PIECE_MIN);
-	for (size_t i = 0; i < n; i++)
-		if ((char *)pages[i] >= buffer->data && (char *)pages[i] < buffer->data + len)
-			give_back(pages[i], page);
-	/* Where there is no memory for that, each page that is met is given back again. */
-	if (fd < 0 || ftruncate(fd, (off_t)piece))
+/* The next piece: to take pages out of the tables takes the kernel some 0.1 s for 4 GiB. */
+static bool on_burial(struct chore *chore)
+{
+	struct buffer *buffer = container_of(chore, struct buffer, burial);
+	uint64_t left = align_up(buffer->len, page_size()) - buffer->buried_to;
+	uint64_t piece = MIN(piece_len(buffer), left);
+	void *data = mmap(buffer->data + buffer->buried_to, (size_t)piece, PROT_READ | PROT_WRITE,
+			  MAP_SHARED | MAP_FIXED, buffer->burial_fd, 0);
+
+	if (data != MAP_FAILED)
+		buffer->buried_to += piece;
+	if (data != MAP_FAILED && piece < left)
+		return true;
+	/* Where there is no memory for it, each page that is met is given back again. */
+	end_burial(buffer);
+	return false;
+}
+
+void buffer_bury(struct buffer *buffer, struct loop *loop)
+{
+	if (buffer->buried)
 		return;
-	for (uint64_t at = 0; at < len; at += piece)
-		if (mmap(buffer->data + at, (size_t)MIN(piece, len - at), PROT_READ | PROT_WRITE,
-			 MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-			return;
+	buffer->buried = true;
+	buffer->burial_fd = memfd_create("bps-nothing", MFD_CLOEXEC);
+	if (buffer->burial_fd < 0 || ftruncate(buffer->burial_fd, (off_t)piece_len(buffer))) {
+		end_burial(buffer);
+		return;
+	}
+	buffer->burial.step = on_burial;
+	loop_begin(loop, &buffer->burial);
+}
+
+/* In the thread that unmaps: madvise() waits for others who give back pages of that memfd. */
+void buffer_give_back(const struct buffer *buffer, void *data)
+{
+	size_t page = page_size();
+	void *again;
+
+	if ((uint64_t)((char *)data - buffer->data) < buffer->buried_to)
+		return;
+	/* mremap() of no bytes makes a second mapping of shared memory. */
+	again = mremap(data, 0, page, MREMAP_MAYMOVE);
+	if (again != MAP_FAILED)
+		unmap_remove(again, page);
 }
 
 int buffer_of_device(const struct gpu_memory_params *params, struct buffer **ret_buffer,
@@ -165,6 +192,7 @@ int buffer_of_device(const struct gpu_memory_params *params, struct buffer **ret
 		return failure_set(failure, r, "memory of a device: %s", strerror(-r));
 	}
 	buffer->refs = 1;
+	buffer->burial_fd = -1;
 	buffer->data = data;
 	buffer->len = params->len;
 	*ret_buffer = TAKE_PTR(buffer);
@@ -181,6 +209,7 @@ static void buffer_free(void *user)
 {
 	struct buffer *buffer = user;
 
+	end_burial(buffer);
 	if (buffer->leaving)
 		buffer->leaving(buffer);
 	unmap(buffer->data, (size_t)buffer->len);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/list.h"
+#include "base/loop/loop.h"
 #include "base/map.h"
 #include "base/quota.h"
 #include "gpu/gpu.h"
@@ -64,7 +65,12 @@ struct buffer {
 	struct list link;	/* the same */
 	uint64_t held;		/* the same */
 	unsigned n_descriptors; /* the same */
-	bool buried;		/* the same */
+
+	/* buffer_bury()'s own. */
+	bool buried;
+	int burial_fd; /* what is mapped in its place; only while buried_to < len */
+	uint64_t buried_to;
+	struct chore burial;
 };
 
 /*
@@ -83,9 +89,12 @@ int buffer_map(int fd, uint64_t len, struct quota *quota, struct buffer **ret_bu
 int buffer_check_whole(int fd, uint64_t len, struct failure *failure);
 /*
  * Its trainer has given back pages of it: they are not touched any more. What is under way reads and writes a little memory
- * of ours in their place, over and over. pages: such as were made since then; those in it are given back soon.
+ * of ours in their place, over and over. It takes its place piece by piece, as a chore of the loop; pages that are made
+ * until then are for buffer_give_back(). Sets buffer->buried. Harmless when it is set.
  */
-void buffer_bury(struct buffer *buffer, void *const *pages, size_t n);
+void buffer_bury(struct buffer *buffer, struct loop *loop);
+/* A page of a buffer that is buried was made meanwhile: its trainer's memfd is soon without it again. */
+void buffer_give_back(const struct buffer *buffer, void *data);
 /*
  * The same for memory of a device, which a GPU worker imports when it is used. Refused with -EINVAL (length), -ENOMEM or
  * -errno (the descriptor cannot be kept), with words.

@@ -152,25 +152,62 @@ static long blocks_of(int fd)
 
 TEST(what_is_buried_is_given_back_by_pages_of_the_machine)
 {
+	_cleanup_(loop_freep) struct loop *loop = NULL;
 	size_t len = 4 << 16;
 	struct quota quota;
 	struct failure failure;
 	struct buffer *buffer;
 	int fd = sealed(len);
-	void *made[1];
 
 	page = 1 << 16;
 	quota_init(&quota, len, NULL);
+	ASSERT_OK(loop_new(&loop));
 	ASSERT_OK(fallocate(fd, 0, 0, (off_t)len));
 	ASSERT_OK(buffer_map(fd, len, &quota, &buffer, &failure));
 	ASSERT_EQ(blocks_of(fd), len);
-	made[0] = buffer->data + (1 << 16);
-	buffer_bury(buffer, made, 1);
+	buffer_bury(buffer, loop);
+	buffer_give_back(buffer, buffer->data + (1 << 16));
 	while (blocks_of(fd) != (long)len - (1 << 16))
 		sched_yield();
+	ASSERT_OK(loop_turn(loop, 0));
 	/* Nothing of it is mapped here any more. */
 	buffer->data[0] = 'x';
+	buffer_give_back(buffer, buffer->data);
 	ASSERT_EQ(blocks_of(fd), len - (1 << 16));
+	(void)buffer_unref(buffer);
+	(void)fd_close(fd);
+}
+
+/* However large: others have their turn between two pieces. */
+TEST(a_large_buffer_is_buried_piece_by_piece)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	size_t len = (size_t)64 << 20;
+	unsigned n_steps = 1;
+	struct quota quota;
+	struct failure failure;
+	struct buffer *buffer, *dropped;
+	int fd = sealed(len);
+	struct chore *chore;
+
+	quota_init(&quota, 2 * len, NULL);
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(buffer_map(fd, len, &quota, &buffer, &failure));
+	ASSERT_OK(buffer_map(fd, len, &quota, &dropped, &failure));
+	buffer->data[0] = buffer->data[len - 1] = 'x';
+	chore = &buffer->burial;
+	buffer_bury(buffer, loop);
+	buffer_bury(buffer, loop);
+	buffer_bury(dropped, loop);
+	ASSERT_EQ(buffer->data[0], 'x');
+	for (; chore->step(chore); n_steps++)
+		ASSERT_EQ(buffer->data[len - 1], 'x');
+	ASSERT_EQ(n_steps, 32);
+	ASSERT_EQ(buffer->data[0], 0);
+	ASSERT_EQ(buffer->data[len - 1], 0);
+	/* One that is gone has no more steps. */
+	(void)buffer_unref(dropped);
+	ASSERT_OK(loop_turn(loop, 0));
 	(void)buffer_unref(buffer);
 	(void)fd_close(fd);
 }
