@@ -112,6 +112,8 @@ int rpc_tcp_listen(struct rpc_server *server, const char *address, uint16_t *ret
 		   struct failure *failure);
 /* What gRPC calls a peer whom it knows by a descriptor, as it would if it had accepted him. */
 const char *rpc_tcp_peer(const struct rpc_tcp *tcp, const char *peer);
+/* Where it comes from, as base/source.h says; "" when its connection is gone. */
+const char *rpc_tcp_source(const struct rpc_tcp *tcp, const char *peer);
 /* Returns NULL; takes NULL. */
 struct rpc_tcp *rpc_tcp_close(struct rpc_tcp *tcp);
 

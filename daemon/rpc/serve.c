@@ -5,6 +5,7 @@
 #include "rpc/engine.h"
 
 #include "base/clock.h"
+#include "base/source.h"
 #include <arpa/inet.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/grpc_security.h>
@@ -23,9 +24,11 @@ struct outgoing {
 };
 
 struct rpc_call {
-	struct list link;   /* of server->open */
-	struct list silent; /* of server->silent */
-	uint64_t since_ns;  /* in that */
+	struct list link;      /* of server->open */
+	struct list silent;    /* of server->silent */
+	uint64_t since_ns;     /* in that */
+	char from[SOURCE_MAX]; /* "": from anywhere */
+	bool receiving;	       /* its message; else it waits until others from there have theirs */
 	struct rpc_server *server;
 	struct rpc_method *method;
 	grpc_call *call;
@@ -49,12 +52,15 @@ struct rpc_call {
 	void *user;
 };
 
+static void receive_next(struct rpc_server *server, const char *from);
+
 static void call_heard(struct rpc_call *call)
 {
 	if (!list_linked(&call->silent))
 		return;
 	list_remove(&call->silent);
 	call->server->n_silent--;
+	receive_next(call->server, call->from);
 }
 
 static void call_drop_outgoing(struct rpc_call *call)
@@ -239,6 +245,16 @@ void rpc_call_peer(const struct rpc_call *call, char ret_peer[RPC_PEER_MAX])
 	gpr_free(peer);
 }
 
+/* Where we have not accepted ourselves, clients are the operator's, or have a certificate. */
+static void call_source(const struct rpc_call *call, char ret_source[SOURCE_MAX])
+{
+	char *peer = call->server->tcp ? grpc_call_get_peer(call->call) : NULL;
+
+	(void)snprintf(ret_source, SOURCE_MAX, "%s",
+		       peer ? rpc_tcp_source(call->server->tcp, peer) : "");
+	gpr_free(peer);
+}
+
 static bool has_property(const grpc_auth_context *context, const char *property, const char *value)
 {
 	grpc_auth_property_iterator at =
@@ -368,14 +384,40 @@ static void on_silence(struct loop_timer *timer)
 	end_silent(container_of(timer, struct rpc_server, silence));
 }
 
+/*
+ * gRPC lets a client send a window of a stream before its message is asked for, and all of it from then
+ * on. Calls from one address take turns, so that what is half here of their messages is bounded.
+ */
+static void receive_next(struct rpc_server *server, const char *from)
+{
+	grpc_op receive = { .op = GRPC_OP_RECV_MESSAGE };
+	struct rpc_call *call, *next = NULL;
+	unsigned n = 0;
+
+	list_for_each (call, &server->silent, silent) {
+		if (strcmp(call->from, from))
+			continue;
+		n += call->receiving;
+		if (!next && !call->receiving)
+			next = call;
+	}
+	if (!next || (*from && n >= RPC_RECEIVING_OF_ONE))
+		return;
+	next->receiving = true;
+	receive.data.recv_message.recv_message = &next->message;
+	call_start(next, &next->received, &receive, 1);
+}
+
 /* Its headers cost more than what they said: it is to go on soon, and until then is one of few. */
 static void call_awaited(struct rpc_call *call)
 {
 	struct rpc_server *server = call->server;
 
+	call_source(call, call->from);
 	call->since_ns = clock_now_ns();
 	list_push_back(&server->silent, &call->silent);
 	server->n_silent++;
+	receive_next(server, call->from);
 	if (server->n_silent > RPC_SILENT_MAX || !server->silence.loop)
 		end_silent(server);
 }
@@ -383,8 +425,6 @@ static void call_awaited(struct rpc_call *call)
 static void on_requested(struct rpc_op *op, bool ok)
 {
 	struct rpc_call *call = container_of(op, struct rpc_call, requested);
-	grpc_op receive = { .op = GRPC_OP_RECV_MESSAGE,
-			    .data.recv_message.recv_message = &call->message };
 	grpc_op close = { .op = GRPC_OP_RECV_CLOSE_ON_SERVER,
 			  .data.recv_close_on_server.cancelled = &call->cancelled };
 
@@ -403,7 +443,6 @@ static void on_requested(struct rpc_op *op, bool ok)
 		return;
 	}
 	call_awaited(call);
-	call_start(call, &call->received, &receive, 1);
 }
 
 /* Lets gRPC take one more call. */
@@ -458,7 +497,8 @@ int rpc_server_new(struct rpc *rpc, unsigned doors, struct rpc_server **ret_serv
 {
 	/*
 	 * No SO_REUSEPORT: two daemons on one port would share its clients. Connections that serve nothing are closed,
-	 * dead ones are found by pings. Clients may ping as we do ourselves.
+	 * dead ones are found by pings. Clients may ping as we do ourselves. A stream's window stays as
+	 * it is, however fast its client sends: it is what we hold before we ask for its message.
 	 */
 	grpc_arg values[] = {
 		INTEGER_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0),
@@ -469,6 +509,7 @@ int rpc_server_new(struct rpc *rpc, unsigned doors, struct rpc_server **ret_serv
 		INTEGER_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 20000),
 		INTEGER_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000),
 		INTEGER_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+		INTEGER_ARG(GRPC_ARG_HTTP2_BDP_PROBE, 0),
 		INTEGER_ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000),
 	};
 	grpc_channel_args args = { ARRAY_SIZE(values), values };

@@ -331,18 +331,33 @@ static void accept_one(struct rpc_tcp *tcp, int fd)
 		connection_free(connection);
 }
 
-const char *rpc_tcp_peer(const struct rpc_tcp *tcp, const char *peer)
+/* Returns NULL for what gRPC does not know by a descriptor. */
+static const struct connection *connection_of(const struct rpc_tcp *tcp, const char *peer)
 {
 	const struct connection *found = NULL, *connection;
 	int fd;
 
 	if (sscanf(peer, "fd:%d", &fd) != 1)
-		return peer;
+		return NULL;
 	/* The newest that it was given to has it. */
 	list_for_each (connection, &tcp->connections, link)
 		if (connection->grpc_fd == fd && (!found || found->number < connection->number))
 			found = connection;
-	return found ? found->name : peer;
+	return found;
+}
+
+const char *rpc_tcp_peer(const struct rpc_tcp *tcp, const char *peer)
+{
+	const struct connection *connection = connection_of(tcp, peer);
+
+	return connection ? connection->name : peer;
+}
+
+const char *rpc_tcp_source(const struct rpc_tcp *tcp, const char *peer)
+{
+	const struct connection *connection = connection_of(tcp, peer);
+
+	return connection ? connection->from : "";
 }
 
 static void listen_for(struct rpc_tcp *tcp, uint32_t events)

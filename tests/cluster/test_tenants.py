@@ -571,14 +571,16 @@ def http2(kind, flags, stream, payload):
     return len(payload).to_bytes(3, 'big') + bytes([kind, flags]) + stream.to_bytes(4, 'big') + payload
 
 
+def headers_of(method):
+    return b''.join(b'\0' + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in [
+        (b':method', b'POST'), (b':scheme', b'http'), (b':path', b'/bps.cluster.Coordinator/' + method), (b':authority', b'x'),
+        (b'te', b'trailers'), (b'content-type', b'application/grpc')])
+
+
 def test_calls_of_headers_alone_cost_little():
     """At a coordinator's port without certificates, on more connections than one address may have: some 100,000, where the limit of
     HTTP/2 is not kept. Members go on to be heard there."""
-    def literal(name, value):
-        return b'\0' + bytes([len(name)]) + name + bytes([len(value)]) + value
-    block = b''.join(literal(name, value) for name, value in [
-        (b':method', b'POST'), (b':scheme', b'http'), (b':path', b'/bps.cluster.Coordinator/Heartbeat'), (b':authority', b'x'),
-        (b'te', b'trailers'), (b'content-type', b'application/grpc')])
+    block = headers_of(b'Heartbeat')
     connections, longest = [], [0]
 
     def attack():
@@ -605,6 +607,87 @@ def test_calls_of_headers_alone_cost_little():
         assert 'dropped' not in cluster.logs() and len(coordinator.ctl('nodes')['nodes']) == 2
         for one in connections:
             one.close()
+        honest.step()
+
+
+class HalfCalls:
+    """A connection of HTTP/2 whose calls are of 4 MiB: each sends what it is let, but for the last byte."""
+
+    def __init__(self, address, n_streams):
+        self.socket = socket.create_connection(address)
+        self.socket.setblocking(False)
+        self.left = {2 * i + 1: 4 * MIB - 1 for i in range(n_streams)}
+        self.window = dict.fromkeys([0, *self.left], 65535)
+        self.initial, self.taken = 65535, b''
+        self.out = PREFACE + http2(4, 0, 0, b'') + b''.join(http2(1, 4, stream, headers_of(b'Enroll')) for stream in self.left)
+
+    def frame(self, kind, flags, stream, payload):
+        if kind == 8:
+            self.window[stream] += int.from_bytes(payload, 'big')
+        elif kind == 4 and not flags:
+            settings = {payload[at:at + 2]: int.from_bytes(payload[at + 2:at + 6], 'big') for at in range(0, len(payload), 6)}
+            more = settings.get(b'\0\4', self.initial) - self.initial
+            self.initial += more
+            self.window = {stream: size + more * bool(stream) for stream, size in self.window.items()}
+            self.out += http2(4, 1, 0, b'')
+        elif kind == 6 and not flags:
+            self.out += http2(6, 1, 0, payload)
+        elif kind == 3:
+            self.left.pop(stream, None)
+
+    def hear(self):
+        with contextlib.suppress(BlockingIOError):
+            while data := self.socket.recv(1 << 16):
+                self.taken += data
+        while len(self.taken) >= 9 + int.from_bytes(self.taken[:3], 'big'):
+            end = 9 + int.from_bytes(self.taken[:3], 'big')
+            self.frame(self.taken[3], self.taken[4], int.from_bytes(self.taken[5:9], 'big'), self.taken[9:end])
+            self.taken = self.taken[end:]
+
+    def say(self):
+        """Returns how much went out."""
+        for stream, left in self.left.items():
+            n = min(self.window[stream], self.window[0], 16384, left)
+            if n > 0 and len(self.out) < MIB:
+                first = left == 4 * MIB - 1
+                self.out += http2(0, 0, stream, (b'\0' + (4 * MIB - 5).to_bytes(4, 'big') if first else b'').ljust(n, b'\0'))
+                self.window = {**self.window, stream: self.window[stream] - n, 0: self.window[0] - n}
+                self.left[stream] -= n
+        with contextlib.suppress(BlockingIOError):
+            n = self.socket.send(self.out)
+            self.out = self.out[n:]
+            return n
+        return 0
+
+
+def test_calls_that_are_half_here_cost_little():
+    """At a coordinator's port without certificates, 240 at once of 4 MiB each, from one address. Who has been let send nothing for
+    a while has sent all that he may. Members go on to be heard there."""
+    longest = [0]
+
+    def attack():
+        calls = [HalfCalls((host, int(port) + 1), 4) for _ in range(60)]
+        quiet = 0
+        while quiet < 20:
+            moved = 0
+            for one in calls:
+                one.hear()
+                moved += one.say()
+            longest[0] = max(longest[0], rss(coordinator))
+            quiet = 0 if moved else quiet + 1
+            time.sleep(0.01)
+        made.extend(calls)
+    with Cluster(1, 1, source='coordinator', options=['--lease=5s']) as cluster:
+        coordinator, honest, made = cluster.daemons[1], Honest(cluster, force_distributed=1), []
+        host, port = cluster.addresses[1].rsplit(':', 1)
+        honest.step()
+        before = rss(coordinator)
+        honest.beside(attack)
+        print(f'  {(longest[0] - before) / MIB:.0f} MiB')
+        assert longest[0] - before < 64 * MIB * SLOW, longest
+        assert 'dropped' not in cluster.logs() and len(coordinator.ctl('nodes')['nodes']) == 2
+        for one in made:
+            one.socket.close()
         honest.step()
 
 
