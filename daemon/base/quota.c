@@ -28,19 +28,36 @@ static void quota_release_one(struct quota *quota, uint64_t amount)
 	assert(used >= amount);
 }
 
+static bool has_share(const struct quota *quota)
+{
+	return quota->share && quota->share < 100 && quota->parent;
+}
+
+static uint64_t share_of_left(const struct quota *quota)
+{
+	unsigned __int128 share =
+		(unsigned __int128)quota_left(quota->parent) * quota->share / (100 - quota->share);
+
+	return (uint64_t)MIN(share, (unsigned __int128)UINT64_MAX);
+}
+
+uint64_t quota_left(const struct quota *quota)
+{
+	uint64_t used = quota_used(quota), limit = quota->limit;
+
+	if (has_share(quota))
+		limit = MIN(limit, share_of_left(quota));
+	return limit > used ? limit - used : 0;
+}
+
 /* What the quota has of its parent, this amount too, against what is left there. */
 static bool quota_is_fair(const struct quota *quota, uint64_t amount)
 {
-	const struct quota *parent = quota->parent;
-	uint64_t used, left, own;
+	uint64_t own = quota->batch
+			       ? atomic_load_explicit(&quota->taken, memory_order_relaxed) + amount
+			       : quota_used(quota);
 
-	if (!quota->share || quota->share >= 100 || !parent || parent->limit == UINT64_MAX)
-		return true;
-	used = quota_used(parent);
-	left = used < parent->limit ? parent->limit - used : 0;
-	own = quota->batch ? atomic_load_explicit(&quota->taken, memory_order_relaxed) + amount
-			   : quota_used(quota);
-	return own <= (unsigned __int128)left * quota->share / (100 - quota->share);
+	return !has_share(quota) || own <= share_of_left(quota);
 }
 
 static int parent_charge(struct quota *quota, uint64_t amount)

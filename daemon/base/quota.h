@@ -15,7 +15,8 @@ struct quota {
 	struct quota *parent; /* outlives this one */
 	/*
 	 * Percent, 0: no matter. Of what nobody has of the parent, this quota's own use may be at most share / (100 - share)
-	 * times as much: with 50, as much as is left. So however many take all they can, something is left for one more.
+	 * times as much: with 50, as much as is left. So however many take all they can, something is left for one more. Of a
+	 * parent that has a share itself, what is left is what it may still take.
 	 */
 	unsigned share;
 	/* Taken from the parent at a time, a power of two: who charges often does not meet others there. 0: as it is charged. */
@@ -30,6 +31,8 @@ void quota_done(struct quota *quota);
 int quota_charge(struct quota *quota, uint64_t amount);
 void quota_release(struct quota *quota, uint64_t amount);
 uint64_t quota_used(const struct quota *quota);
+/* What may still be charged, as far as its own limit and its share say. */
+uint64_t quota_left(const struct quota *quota);
 
 /* Zeroed memory that is charged until held_free(). Returns NULL with errno EDQUOT or ENOMEM. */
 void *held_new(struct quota *quota, size_t len);

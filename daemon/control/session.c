@@ -320,7 +320,7 @@ static int charge(struct control *control, uint32_t uid, struct account **ret_ac
 	if (!control->params.accounts)
 		return 0;
 	(void)snprintf(name, sizeof(name), "user %u", uid);
-	account = account_get(control->params.accounts, name);
+	account = account_get(control->params.accounts, NULL, name);
 	if (!account)
 		return failure_set(failure, -ENOMEM, "out of memory");
 	r = account_charge(account, ACCOUNT_MEMORY, SESSION_BYTES, failure);

@@ -175,37 +175,96 @@ static struct job *job_of_call(struct server *server, struct delivery *delivery)
 /* What a job that ends holds goes in later turns: for so long no other ends. */
 #define RELIEF_NS NSEC_PER_SEC
 
-/* The job that holds the most of what this peer has contributed to, of those that run. */
-static struct job *largest_of(struct server *server, const struct peer *peer)
+struct holder {
+	struct job *job;
+	uint64_t
+		owner; /* its user; of an older agent's job, which does not say, a number of its own */
+	uint64_t held;
+};
+
+/* By owner, and of an owner the job that holds the most first. */
+static int compare_holders(const void *one, const void *other)
 {
-	struct job *job, *largest = NULL;
+	const struct holder *a = one, *b = other;
+
+	if (a->owner != b->owner)
+		return a->owner < b->owner ? -1 : 1;
+	return (a->held < b->held) - (a->held > b->held);
+}
+
+/* The running jobs that this peer contributes to. Freed by the caller. */
+static struct holder *holders_of(struct server *server, const struct peer *peer, size_t *ret_n)
+{
+	struct holder *holders;
+	struct job *job;
+	size_t n = 0;
 
 	list_for_each (job, &server->jobs, link)
-		if (job->state == JOB_RUNNING && job_node_of(job, peer) != NODE_NONE &&
-		    (!largest || quota_used(job->memory.quota) > quota_used(largest->memory.quota)))
-			largest = job;
+		n++;
+	holders = calloc(n + 1, sizeof(*holders));
+	n = 0;
+	list_for_each (job, &server->jobs, link)
+		if (holders && job->state == JOB_RUNNING && job_node_of(job, peer) != NODE_NONE)
+			holders[n++] = (struct holder){
+				.job = job,
+				.owner = job->owner.user == USER_NONE
+						 ? ((uint64_t)USER_NONE + 1) + n
+						 : job->owner.user,
+				.held = quota_used(job->memory.quota),
+			};
+	*ret_n = n;
+	return holders;
+}
+
+/* Of the owner whose jobs hold the most, the first; *ret_held: all of them together. */
+static const struct holder *largest_of(const struct holder *holders, size_t n, uint64_t *ret_held)
+{
+	const struct holder *largest = holders, *first = holders;
+	uint64_t held = 0;
+
+	*ret_held = 0;
+	for (size_t i = 0; i < n; i++) {
+		if (holders[i].owner != first->owner) {
+			first = &holders[i];
+			held = 0;
+		}
+		held += holders[i].held;
+		if (held > *ret_held) {
+			*ret_held = held;
+			largest = first;
+		}
+	}
 	return largest;
 }
 
-/* Over its quota the peer would be lost, and with it all of its jobs, of whatever users: the one that holds the most ends before. */
+/*
+ * Over its quota the peer would be lost, and with it all of its jobs, of whatever users. Before
+ * that, jobs of the user end who holds the most: the largest, until half of that is free.
+ */
 static void relieve(struct server *server, const struct peer *peer)
 {
-	uint64_t now_ns = clock_now_ns();
+	_cleanup_(freep) struct holder *holders = NULL;
+	const struct holder *holder;
+	uint64_t now_ns = clock_now_ns(), held, ended = 0;
 	struct failure failure;
-	struct job *job;
+	size_t n;
 
 	if (server->relieved_ns && now_ns - server->relieved_ns < RELIEF_NS)
 		return;
-	job = largest_of(server, peer);
-	if (!job)
+	holders = holders_of(server, peer, &n);
+	if (!n)
 		return;
 	server->relieved_ns = now_ns;
-	(void)failure_set(
-		&failure, -EDQUOT,
-		"job %s: of what %s has this server hold (peer_quota) the job has most: its "
-		"rounds wait for ranks that are behind",
-		job->owner.name, peer_name(peer));
-	job_fail(job, &failure, NULL);
+	qsort(holders, n, sizeof(*holders), compare_holders);
+	for (holder = largest_of(holders, n, &held); ended < (held + 1) / 2; holder++) {
+		(void)failure_set(
+			&failure, -EDQUOT,
+			"job %s: of what %s has this server hold (peer_quota) its user has most: "
+			"rounds wait for ranks that are behind",
+			holder->job->owner.name, peer_name(peer));
+		ended += holder->held;
+		job_fail(holder->job, &failure, NULL);
+	}
 }
 
 static void pushed(struct job *job, struct delivery *delivery)

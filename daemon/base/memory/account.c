@@ -1,5 +1,5 @@
 /*
- * Users' accounts by name, and the words with which a charge is refused: what has run out, which
+ * Accounts of users and peers by name, and the words with which a charge is refused: what has run out, which
  * option says how much there is, what gives some back. Sessions, the agent's jobs and the server's
  * jobs charge their users here.
  */
@@ -57,35 +57,37 @@ static bool is_spare(const struct account *account)
 
 /*
  * An account that nobody has becomes another's, and is never freed: the last release of a charge,
- * on whatever thread, still looks at its quota's parent after it has brought that to 0, which is
- * the same for all.
+ * on whatever thread, still looks at its quota's parent after it has brought that to 0, which stays
+ * the same.
  */
-static struct account *account_take(struct accounts *accounts)
+static struct account *account_take(struct accounts *accounts, struct account *within)
 {
 	struct account *account;
 
 	list_for_each (account, &accounts->list, link)
-		if (is_spare(account))
+		if (account->within == within && is_spare(account))
 			return account;
 	account = calloc(1, sizeof(*account));
 	if (!account)
 		return NULL;
 	for (unsigned kind = 0; kind < ACCOUNT_KINDS; kind++) {
-		quota_init(&account->quotas[kind], UINT64_MAX, &accounts->total[kind]);
+		quota_init(&account->quotas[kind], UINT64_MAX,
+			   within ? &within->quotas[kind] : &accounts->total[kind]);
 		account->quotas[kind].share = accounts->share;
 	}
+	account->within = within;
 	list_push_back(&accounts->list, &account->link);
 	return account;
 }
 
-struct account *account_get(struct accounts *accounts, const char *name)
+struct account *account_get(struct accounts *accounts, struct account *within, const char *name)
 {
 	struct account *account;
 
 	list_for_each (account, &accounts->list, link)
-		if (!strcmp(account->name, name))
+		if (account->within == within && !strcmp(account->name, name))
 			return account_ref(account);
-	account = account_take(accounts);
+	account = account_take(accounts, within);
 	if (!account)
 		return NULL;
 	(void)snprintf(account->name, sizeof(account->name), "%s", name);
@@ -94,27 +96,29 @@ struct account *account_get(struct accounts *accounts, const char *name)
 
 struct account *account_ref(struct account *account)
 {
-	if (account)
-		account->refs++;
+	if (account && !account->refs++)
+		(void)account_ref(account->within);
 	return account;
 }
 
 struct account *account_put(struct account *account)
 {
-	if (account)
-		account->refs--;
+	if (account && !--account->refs)
+		(void)account_put(account->within);
 	return NULL;
 }
 
 int account_full(const struct account *account, enum account_kind kind, struct failure *failure)
 {
-	const struct quota *quota = &account->quotas[kind];
+	const struct quota *quota = &account->quotas[kind], *total = quota;
 
+	while (total->parent)
+		total = total->parent;
 	return failure_set(failure, -EDQUOT,
 			   "%s has %" PRIu64 " %s, and is over its share (user_share, %u %%) with "
 			   "more: %" PRIu64 " of %" PRIu64 " are in use (%s): %s, or raise either",
 			   account->name, quota_used(quota), kinds[kind].what, quota->share,
-			   quota_used(quota->parent), quota->parent->limit, kinds[kind].option,
+			   quota_used(total), total->limit, kinds[kind].option,
 			   kinds[kind].way_out);
 }
 

@@ -1,7 +1,8 @@
 /*
  * Accounts: all that an agent holds for a user ("user 1000"), to whom what its trainers and jobs take is charged. Of each
- * kind of thing there is so much in all, and a share of it for each user, so that none takes all (quota.h). The accounts
- * outlive whatever is charged to them. Control thread only; their quotas are for any thread.
+ * kind of thing there is so much in all, and a share of it for each user, so that none takes all (quota.h). Peers have such
+ * accounts, too, and within one each user of theirs has a share of what the peer may have. The accounts outlive whatever is
+ * charged to them. Control thread only; their quotas are for any thread.
  */
 #pragma once
 
@@ -21,6 +22,7 @@ enum account_kind {
 
 struct account {
 	struct list link;
+	struct account *within; /* held while this one is; NULL: of all */
 	char name[80];
 	unsigned refs;
 	struct quota quotas[ACCOUNT_KINDS];
@@ -41,8 +43,8 @@ void accounts_init(struct accounts *accounts, const struct accounts_params *para
 /* Nothing is charged any more. */
 void accounts_done(struct accounts *accounts);
 
-/* The account of this name, held until account_put(); NULL: there is no memory. */
-struct account *account_get(struct accounts *accounts, const char *name);
+/* The account of this name, within another or of all (NULL), held until account_put(); NULL: there is no memory. */
+struct account *account_get(struct accounts *accounts, struct account *within, const char *name);
 struct account *account_ref(struct account *account);
 /* What is charged stays so until it is released. Returns NULL; takes NULL. */
 struct account *account_put(struct account *account);

@@ -1,31 +1,48 @@
 /*
- * Whose account a job is charged to: its user's where the node is this daemon's own, else that of
- * the place it comes from. Also words for a charge that fails.
+ * Whose account a job is charged to: its user's, where the node is not this daemon's own within
+ * that of the place it comes from. Also words for a charge that fails.
  */
 #include "server/job/job.h"
 
 #include <stdio.h>
 
+/* Of the peer, the users whose agent it is have a share each: who they are is the peer's word. */
+static struct account *of_peer(struct accounts *accounts, const struct peer *peer, uint32_t user)
+{
+	struct account *whole, *account;
+	char name[80];
+
+	(void)snprintf(name, sizeof(name), "peers from %s", peer_source(peer));
+	whole = account_get(accounts, NULL, name);
+	if (!whole || user == USER_NONE)
+		return whole;
+	(void)snprintf(name, sizeof(name), "user %u of peers from %s", user, peer_source(peer));
+	account = account_get(accounts, whole, name);
+	(void)account_put(whole);
+	return account;
+}
+
+static struct account *of_this_node(struct accounts *accounts, uint32_t user)
+{
+	char name[80];
+
+	if (user == USER_NONE)
+		return account_get(accounts, NULL, "this node");
+	(void)snprintf(name, sizeof(name), "user %u", user); /* as sessions are charged */
+	return account_get(accounts, NULL, name);
+}
+
 int charge_account(const struct server *server, const struct peer *peer, uint32_t user,
 		   struct account **ret_account, struct failure *failure)
 {
-	struct account *account;
-	char name[80];
+	struct accounts *accounts = server->params.accounts;
 
 	*ret_account = NULL;
-	if (!server->params.accounts)
+	if (!accounts)
 		return 0;
-	if (!peer_is_self(peer))
-		(void)snprintf(name, sizeof(name), "peers from %s", peer_source(peer));
-	else if (user != USER_NONE)
-		(void)snprintf(name, sizeof(name), "user %u", user); /* as sessions are charged */
-	else
-		(void)snprintf(name, sizeof(name), "this node");
-	account = account_get(server->params.accounts, name);
-	if (!account)
-		return failure_set(failure, -ENOMEM, "out of memory");
-	*ret_account = account;
-	return 0;
+	*ret_account =
+		peer_is_self(peer) ? of_this_node(accounts, user) : of_peer(accounts, peer, user);
+	return *ret_account ? 0 : failure_set(failure, -ENOMEM, "out of memory");
 }
 
 int job_charge(struct job *job, uint64_t amount, struct failure *failure)

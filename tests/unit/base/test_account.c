@@ -35,8 +35,8 @@ TEST(one_alone_has_half_and_two_a_third_each)
 	struct account *greedy, *another;
 
 	begin(900, 50);
-	greedy = account_get(&accounts, "user 1");
-	another = account_get(&accounts, "user 2");
+	greedy = account_get(&accounts, NULL, "user 1");
+	another = account_get(&accounts, NULL, "user 2");
 	ASSERT_EQ(take_all(greedy), 450);
 	ASSERT_EQ(take_all(another), 225);
 	account_release(greedy, ACCOUNT_JOBS, 450);
@@ -65,7 +65,7 @@ TEST(however_many_take_all_they_can_there_is_one_more)
 	begin(100000, 50);
 	for (unsigned i = 0; i < ARRAY_SIZE(greedy); i++) {
 		(void)snprintf(name, sizeof(name), "user %u", i);
-		greedy[i] = account_get(&accounts, name);
+		greedy[i] = account_get(&accounts, NULL, name);
 	}
 	/* In turn, as no one waits until the others have taken theirs. */
 	memset(n, 0, sizeof(n));
@@ -86,19 +86,60 @@ TEST(however_many_take_all_they_can_there_is_one_more)
 	accounts_done(&accounts);
 }
 
+/* Each is let have as much as is left: of what its peer may have, not of all. */
+TEST(of_what_a_peer_may_have_each_of_its_users_has_a_share)
+{
+	struct account *peer, *other_peer, *greedy, *another, *elsewhere;
+	struct failure failure;
+
+	begin(900, 50);
+	peer = account_get(&accounts, NULL, "peers from a");
+	other_peer = account_get(&accounts, NULL, "peers from b");
+	greedy = account_get(&accounts, peer, "user 1 of peers from a");
+	another = account_get(&accounts, peer, "user 2 of peers from a");
+	elsewhere = account_get(&accounts, other_peer, "user 1 of peers from b");
+	ASSERT_TRUE(account_get(&accounts, peer, "user 1 of peers from a") == greedy);
+	(void)account_put(greedy);
+
+	ASSERT_EQ(take_all(greedy), 300);
+	ASSERT_EQ(quota_left(account_quota(peer, ACCOUNT_JOBS)), 300);
+	ASSERT_EQ(take_all(another), 100);
+	ASSERT_EQ(account_charge(greedy, ACCOUNT_JOBS, 1, &failure), -EDQUOT);
+	ASSERT_STR(failure.text,
+		   "user 1 of peers from a has 300 jobs, and is over its share (user_share, 50 %) "
+		   "with more: 400 of 900 are in use (max_jobs): end some, or raise either");
+	/* As much as one alone has of the 500 that are left. */
+	ASSERT_EQ(take_all(elsewhere), 167);
+	ASSERT_EQ(quota_used(account_quota(peer, ACCOUNT_JOBS)), 400);
+
+	/* A peer's account stays its own while one of its users' is held. */
+	(void)account_put(peer);
+	peer = account_get(&accounts, NULL, "peers from c");
+	ASSERT_TRUE(peer != greedy->within);
+	account_release(greedy, ACCOUNT_JOBS, 300);
+	account_release(another, ACCOUNT_JOBS, 100);
+	account_release(elsewhere, ACCOUNT_JOBS, 167);
+	(void)account_put(greedy);
+	(void)account_put(another);
+	(void)account_put(elsewhere);
+	(void)account_put(other_peer);
+	(void)account_put(peer);
+	accounts_done(&accounts);
+}
+
 TEST(a_share_of_all_leaves_nothing_and_a_limit_of_one_is_for_one)
 {
 	struct account *account;
 
 	begin(7, 100);
-	account = account_get(&accounts, "user 1");
+	account = account_get(&accounts, NULL, "user 1");
 	ASSERT_EQ(take_all(account), 7);
 	account_release(account, ACCOUNT_JOBS, 7);
 	(void)account_put(account);
 	accounts_done(&accounts);
 
 	begin(1, 50);
-	account = account_get(&accounts, "user 1");
+	account = account_get(&accounts, NULL, "user 1");
 	ASSERT_EQ(take_all(account), 1);
 	account_release(account, ACCOUNT_JOBS, 1);
 	(void)account_put(account);
@@ -111,7 +152,7 @@ TEST(the_words_say_who_what_how_much_and_what_to_do)
 	struct failure failure;
 
 	begin(4, 50);
-	account = account_get(&accounts, "user 1000");
+	account = account_get(&accounts, NULL, "user 1000");
 	ASSERT_EQ(take_all(account), 2);
 	ASSERT_EQ(account_charge(account, ACCOUNT_JOBS, 1, &failure), -EDQUOT);
 	ASSERT_STR(failure.text,
@@ -129,18 +170,18 @@ TEST(an_account_is_known_by_its_name_and_used_again_once_nothing_is_charged)
 	struct account *a, *b;
 
 	begin(100, 50);
-	a = account_get(&accounts, "user 1");
-	ASSERT_TRUE(account_get(&accounts, "user 1") == a);
+	a = account_get(&accounts, NULL, "user 1");
+	ASSERT_TRUE(account_get(&accounts, NULL, "user 1") == a);
 	ASSERT_OK(quota_charge(account_quota(a, ACCOUNT_MEMORY), 10));
 	(void)account_put(a);
 	(void)account_put(a);
 	/* Something is still held for it. */
-	b = account_get(&accounts, "user 2");
+	b = account_get(&accounts, NULL, "user 2");
 	ASSERT_TRUE(b != a);
-	ASSERT_TRUE(account_get(&accounts, "user 1") == a);
+	ASSERT_TRUE(account_get(&accounts, NULL, "user 1") == a);
 	quota_release(account_quota(a, ACCOUNT_MEMORY), 10);
 	(void)account_put(a);
-	ASSERT_TRUE(account_get(&accounts, "user 3") == a);
+	ASSERT_TRUE(account_get(&accounts, NULL, "user 3") == a);
 	(void)account_put(a);
 	(void)account_put(b);
 	accounts_done(&accounts);

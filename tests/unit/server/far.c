@@ -369,9 +369,10 @@ void far_take_joined(const struct asked *asked, struct layout *layout)
 void far_form(struct far *far, struct layout *layout)
 {
 	struct asked *joins[FAR_ENDS];
+	struct join_change as = { .user = layout->user };
 
 	for (uint32_t i = 0; i < layout->n_nodes; i++)
-		joins[i] = far_join(far, i, layout, i, NULL);
+		joins[i] = far_join(far, i, layout, i, layout->user ? &as : NULL);
 	for (uint32_t i = 0; i < layout->n_nodes; i++) {
 		far_expect(far, joins[i], 0, NULL);
 		far_take_joined(joins[i], layout);

@@ -461,6 +461,38 @@ TEST(one_place_has_not_all_jobs)
 	far_form(far, &c);
 }
 
+/* As many jobs of one node, one by one, as a user of the node has places for. */
+static unsigned form_all(struct far *far, unsigned end, uint32_t user)
+{
+	struct join_change as = { .user = user };
+	struct asked *asked;
+	char name[32];
+
+	for (unsigned n = 0;; n++) {
+		struct layout layout;
+
+		(void)snprintf(name, sizeof(name), "job-%zu", far_n_jobs(far));
+		layout = far_layout(name, 1, NULL);
+		asked = far_join(far, end, &layout, 0, &as);
+		far_wait(far, asked);
+		if (asked->status) {
+			far_expect(far, asked, -EDQUOT, "user_share");
+			return n;
+		}
+	}
+}
+
+/* Of what a place has, one of its users has a share, too: something is left for others there. */
+TEST(one_user_of_a_place_has_not_all_its_jobs)
+{
+	FAR = far_new(&(struct far_options){ .max_jobs = 12, .share = 50 });
+
+	ASSERT_EQ(form_all(far, 0, 1), 4);
+	ASSERT_EQ(form_all(far, 0, 2), 2);
+	ASSERT_EQ(form_all(far, 0, 1), 0);
+	ASSERT_EQ(form_all(far, 1, 3), 2);
+}
+
 /* Messages no agent of ours would send. */
 TEST(malformed_joins_are_refused)
 {

@@ -696,6 +696,34 @@ TEST(of_a_crowded_peer_the_largest_job_ends)
 	expect_values(far, a, 2, 4);
 }
 
+/* However many jobs a user has them in: others' jobs, one of which is the largest, go on. */
+TEST(of_a_crowded_peer_jobs_of_the_user_that_has_most_end)
+{
+	FAR = far_new(NULL);
+	struct layout other = far_layout("other", 2, NULL);
+	struct layout greedy[4] = { far_layout("g0", 2, NULL), far_layout("g1", 2, NULL),
+				    far_layout("g2", 2, NULL), far_layout("g3", 2, NULL) };
+	struct asked *a, *last[ARRAY_SIZE(greedy)];
+
+	other.user = 2000;
+	far_form(far, &other);
+	for (unsigned i = 0; i < ARRAY_SIZE(greedy); i++) {
+		far_form(far, &greedy[i]);
+		for (uint64_t round = 1; round < 6 + i; round++)
+			last[i] = push(far, &greedy[i], 1, round, 0, 1);
+	}
+	for (uint64_t round = 1; round < 15; round++)
+		a = push(far, &other, 1, round, 0, 1);
+	far_crowd(far, 0, true);
+	(void)push(far, &other, 1, 15, 0, 1);
+	/* 8 and 7 rounds, of 26: the last two jobs. */
+	for (unsigned i = 2; i < ARRAY_SIZE(greedy); i++)
+		far_expect(far, last[i], -EDQUOT, "its user has most");
+	for (unsigned i = 0; i < 2; i++)
+		far_expect_waiting(far, last[i]);
+	far_expect_waiting(far, a);
+}
+
 TEST(result_over_quota_ends_the_job)
 {
 	FAR = far_new(&(struct far_options){ .quota_bytes = 6000 });
