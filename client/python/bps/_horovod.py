@@ -256,7 +256,7 @@ def check_process_set(process_set):
     raise BpsValueError(
         errno.EINVAL,
         f"process_set={process_set!r}: this is over all ranks of the job. Sets are for operations of bps.torch and of "
-        "bps.tensorflow, their optimizers (but for those of Keras 3) and tapes; else use torch.distributed with the "
+        "bps.tensorflow, their optimizers and tapes, and of bps.keras but on JAX; else use torch.distributed with the "
         'backend "bps" and new_group(), or start each group as a job of its own (BPS_JOB)',
     )
 
@@ -305,6 +305,11 @@ def add_process_set(process_set):
     if mine is not None:
         _client.open_process_set(mine)
     return process_set
+
+
+def process_set_of_ranks(ranks):
+    """The set in use that has these ranks; None: there is none."""
+    return next((process_set for process_set in _sets if process_set.ranks == ranks), None)
 
 
 def process_set_of(number):
@@ -453,4 +458,4 @@ NAMES = [
     "stop_timeline",
     "suspend",
 ]
-__all__ = [*NAMES, "check_process_set", "over_process_set", "over_process_set_if_in_it", "process_set_of"]
+__all__ = [*NAMES, "check_process_set", "over_process_set", "over_process_set_if_in_it", "process_set_of", "process_set_of_ranks"]

@@ -37,6 +37,10 @@ def test_fit_on_four_ranks_through_a_server(run_ranks, tmp_path):
     run_ranks("keras_training.py", 4, "check_fit=adam", BPS_TEST_FOLDER=tmp_path, BPS_FORCE_DISTRIBUTED=1, **QUIET)
 
 
+def test_a_process_set_of_three_of_four_ranks(run_ranks, tmp_path):
+    run_ranks("keras_training.py", 4, "check_process_set", BPS_TEST_FOLDER=tmp_path, **QUIET)
+
+
 @pytest.mark.skipif(
     BACKEND == "torch" and not os.environ.get("BPS_LONG"), reason="half a minute; BPS_LONG is not set"
 )

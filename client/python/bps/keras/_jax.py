@@ -6,6 +6,7 @@ import re
 import jax
 
 from .._errors import error_from
+from .._horovod import check_process_set, global_process_set
 from ..jax.gradients import allreduce_gradients
 from . import _reducer
 
@@ -27,6 +28,10 @@ def as_bps_errors(func):
 
 
 class Reducer(_reducer.Reducer):
+    def __init__(self, *arguments, process_set=global_process_set, **more):
+        check_process_set(process_set)
+        super().__init__(*arguments, **more)
+
     def _reduce(self, gradients, numbers):
         return allreduce_gradients(
             gradients, self.op, compression=self.compression, gradient_predivide_factor=self.predivide

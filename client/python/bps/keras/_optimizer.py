@@ -3,7 +3,7 @@
 import functools
 from urllib.parse import parse_qsl, urlencode
 
-from .._horovod import check_process_set, global_process_set
+from .._horovod import global_process_set, process_set_of_ranks
 from .._library import Reduction
 from ._backend import BACKEND, Compression, Reducer, keras
 
@@ -84,9 +84,9 @@ def DistributedOptimizer(
     train the same variables. With backward_passes_per_step gradients of so many passes are added (averaged with
     average_aggregated_gradients) before they are sent. gradient_predivide_factor divides before and multiplies after
     the average, against overflow in 16 bits. groups (TensorFlow): a number or lists of variables, whose gradients are
-    sent together. The arguments name and the devices have no effect.
+    sent together. process_set: the ranks that train together; others train by themselves (not on JAX). The arguments name
+    and the devices have no effect.
     """
-    check_process_set(process_set)  # a saved optimizer says nothing of its set
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"{optimizer!r} is no optimizer of Keras {keras.__version__}")
     base = optimizer.__class__
@@ -103,8 +103,8 @@ def DistributedOptimizer(
         op,
         gradient_predivide_factor,
         num_groups if groups is None and num_groups else groups,
-        process_set,
-        scale_local_gradients,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
     )
     mixin = _mixin(base)
     scales = mixin is _DistributedLossScale
@@ -157,13 +157,26 @@ def _options_of(reducer, averages):
         "gradient_predivide_factor": "" if reducer.predivide == 1.0 else repr(float(reducer.predivide)),
         "sparse_as_dense": "1" if getattr(reducer, "sparse_as_dense", False) else "",
         "scale_local_gradients": "" if reducer.scale_local_gradients else "0",
+        "process_set": ",".join(map(str, reducer.process_set.ranks)) if _is_of_some(reducer.process_set) else "",
         "sums_passes": "" if averages else "1",
     }
     return {name: value for name, value in options.items() if value}
 
 
+def _is_of_some(process_set):
+    return bool(getattr(process_set, "process_set_id", 0))
+
+
+def _saved_process_set(value):
+    process_set = process_set_of_ranks([int(rank) for rank in value.split(",")])
+    if process_set is None:
+        raise ValueError(f"the optimizer was saved with process_set=[{value}]: call add_process_set([{value}]) first")
+    return process_set
+
+
 def saved_options(registered_name, module):
-    """(the arguments of DistributedOptimizer() that these have, whether passes are summed). ValueError: there are no such arguments."""
+    """(the arguments of DistributedOptimizer() that these have, whether passes are summed). ValueError: there are no such arguments,
+    or no such process set."""
     options = dict(parse_qsl(registered_name.partition("?")[2] or module.partition("?")[2]))
     read = {
         "op": {how.name: how for how in Reduction}.__getitem__,
@@ -173,10 +186,14 @@ def saved_options(registered_name, module):
         "scale_local_gradients": lambda value: value == "1",
     }
     sums_passes = options.pop("sums_passes", None) is not None
+    process_set = options.pop("process_set", None)
     try:
-        return {name: read[name](value) for name, value in options.items()}, sums_passes
+        arguments = {name: read[name](value) for name, value in options.items()}
     except (KeyError, ValueError):
         raise ValueError(f"bps does not know these options of a DistributedOptimizer: {options}") from None
+    if process_set is not None:
+        arguments["process_set"] = _saved_process_set(process_set)
+    return arguments, sums_passes
 
 
 def undistributed(optimizer):

@@ -1,16 +1,17 @@
 """What reducers for Keras' other backends have in common: the arguments of bps.tensorflow's, and local variables."""
 
 from .. import _client
-from .._horovod import check_process_set, global_process_set
+from .._horovod import global_process_set, over_process_set_if_in_it
 from .._library import Reduction
 
 
 class Reducer:
     """How gradients are reduced. Called with gradients and their variables, it returns the reduced gradients.
 
-    Those that are None stay None. A backend defines _reduce(), which takes a list of gradients and their numbers.
+    Those that are None stay None. A rank outside a process set reduces its own, by itself. A backend defines _reduce(), which takes a list of gradients and their numbers.
     """
 
+    @over_process_set_if_in_it
     def __init__(
         self,
         compression,
@@ -21,7 +22,8 @@ class Reducer:
         process_set=global_process_set,
         scale_local_gradients=True,
     ):
-        check_process_set(process_set)
+        _client.remember(self)
+        self.process_set = process_set
         self.op = Reduction(op)
         if gradient_predivide_factor != 1.0 and self.op != Reduction.AVERAGE:
             raise ValueError("gradient_predivide_factor needs op=Average")
@@ -33,6 +35,7 @@ class Reducer:
     def register_local(self, variable):
         self.local.add(id(variable))
 
+    @_client.as_remembered
     def __call__(self, gradients, variables):
         results = list(gradients)
         ours = []

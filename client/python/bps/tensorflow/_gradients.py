@@ -29,6 +29,7 @@ class Reducer:
         scale_local_gradients=True,
     ):
         _client.remember(self)
+        self.process_set = process_set
         self.op = Reduction(op)
         if gradient_predivide_factor != 1.0 and self.op != Reduction.AVERAGE:
             raise ValueError("gradient_predivide_factor needs op=Average")

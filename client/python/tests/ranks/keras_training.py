@@ -326,6 +326,49 @@ def check_refusals():
             bps.broadcast_object([("float32", (2,))], 0, "keras.shapes")
 
 
+def check_process_set():
+    """All ranks but the last train together, and that one by itself: with fit(), from a file, under loss scaling."""
+    ranks, rank = list(range(bps.size() - 1)), bps.rank()
+    mine = ranks if rank in ranks else [rank]
+    together = bps.add_process_set(ranks)
+    if BACKEND == "jax":
+        expect(ValueError, lambda: bps.DistributedOptimizer(keras.optimizers.SGD(), process_set=together), "but on JAX")
+        bps.remove_process_set(together)
+        return
+
+    def agree_in_set(model):
+        everybody = bps.allgather_object(weights(model))
+        for other in mine:
+            close(everybody[rank], everybody[other], 0)
+        return everybody
+
+    model = compiled(new_model(1), bps.DistributedOptimizer(keras.optimizers.SGD(0.3), process_set=together))
+    x, y = data()
+    model.fit(shares(x, rank), shares(y, rank), SHARE, 2, verbose=0, shuffle=False)
+    everybody = agree_in_set(model)
+    assert np.abs(everybody[0][0] - everybody[-1][0]).max() > 0
+    alone = compiled(new_model(1), keras.optimizers.SGD(0.3))
+    order = [i for i in range(len(x)) if i % bps.size() in mine]
+    alone.fit(x[order], y[order], SHARE * len(mine), 2, verbose=0, shuffle=False)
+    close(everybody[rank], weights(alone))
+
+    path = os.path.join(FLAG, f"set.{rank}.keras")
+    model.save(path)
+    loaded = bps.load_model(path)
+    assert loaded.optimizer._bps.process_set is together
+    loaded.fit(shares(x, rank), shares(y, rank), SHARE, 1, verbose=0, shuffle=False)
+    agree_in_set(loaded)
+
+    scaled = bps.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0)), process_set=together)
+    variable = keras.Variable(np.ones(3, "float32"))
+    scaled.build([variable])
+    scale = float(keras.ops.convert_to_numpy(scaled.dynamic_scale))
+    scaled.apply([keras.ops.convert_to_tensor(np.full(3, scale * rank, "float32"))], [variable])
+    close([keras.ops.convert_to_numpy(variable)], [np.full(3, 1 - np.mean(mine), "float32")])
+    bps.remove_process_set(together)
+    expect(ValueError, lambda: bps.load_model(path), "add_process_set([")
+
+
 def check_loss_scale():
     """An overflow on one rank: all skip the step, and go on alike."""
     optimizer = bps.DistributedOptimizer(
