@@ -47,6 +47,7 @@ static const struct sweep_stage stages[] = {
 	{ offsetof(struct job, store.held), SWEEP_NEWS, rows_visit, slot_end_answered },
 	{ offsetof(struct job, store.open), SWEEP_NEWS | SWEEP_TIME, round_visit, slot_end },
 	{ offsetof(struct job, store.late), 0, NULL, slot_end_answered },
+	{ offsetof(struct job, store.failing), 0, NULL, round_failing_end },
 	{ offsetof(struct job, store.accumulators), SWEEP_NEWS | SWEEP_TIME, accumulate_visit,
 	  accumulate_end },
 	{ offsetof(struct job, names.declaring), SWEEP_NEWS | SWEEP_TIME, declare_visit,
@@ -56,7 +57,8 @@ static const struct sweep_stage stages[] = {
 	{ offsetof(struct job, names.declarations), 0, NULL, declaration_end },
 	{ offsetof(struct job, store.parts), 0, NULL, part_end },
 	{ offsetof(struct job, store.all_tensors), 0, NULL, tensor_end },
-	{ offsetof(struct job, store.forgotten), 0, NULL, tensor_end },
+	{ offsetof(struct job, store.forgotten), SWEEP_NEWS, tensor_visit, tensor_end },
+	{ offsetof(struct job, store.dropping), 0, NULL, tensor_end },
 };
 
 static const struct server_hooks hooks = {

@@ -165,6 +165,8 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 	list_init(&job->store.parts);
 	list_init(&job->store.all_tensors);
 	list_init(&job->store.forgotten);
+	list_init(&job->store.dropping);
+	list_init(&job->store.failing);
 	list_init(&job->store.spare_parts);
 	list_init(&job->store.spare_tensors);
 	list_init(&job->store.open);

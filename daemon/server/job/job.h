@@ -131,6 +131,9 @@ struct store {
 	struct bulk bulk; /* these, and tensors and their parts, for the job's life */
 	size_t n_open, n_summing;
 	struct list parts, all_tensors, forgotten; /* all there are; those go with their rounds */
+	/* By and by: forgotten tensors whose parts go, rounds whose slots fail. */
+	struct list dropping, failing;
+	struct chore drop, fail;
 };
 
 /* Of a job that outlives its daemons' processes: keep.c, offered.c. */

@@ -5,6 +5,12 @@
  */
 #include "server/job/store.h"
 
+/* Slots of rounds that fail, and parts of tensors that were forgotten, in a step. */
+#define FAIL_STEP 16
+#define DROP_STEP 16
+/* Forgotten tensors that each further one looks at: more than come, so that those whose rounds end go. */
+#define FORGOTTEN_LOOKS 4
+
 static uint64_t part_hash(const struct data_header *header)
 {
 	return (uint64_t)header->block << 32 | header->part;
@@ -391,6 +397,7 @@ static int round_get(struct tensor *tensor, const struct data_header *header,
 	round->header = *header;
 	round->tensor = tensor;
 	list_init(&round->slots);
+	list_init(&round->failing_link);
 	list_push_back(&tensor->rounds, &round->link);
 	tensor->n_rounds++;
 	round->measured = header->round <= tensor->measured;
@@ -403,7 +410,7 @@ void round_put(struct round *round)
 {
 	struct job *job = round->tensor->job;
 
-	if (round->pinned || !list_empty(&round->slots))
+	if (round->pinned || round->failing || !list_empty(&round->slots))
 		return;
 	if (round->is_far)
 		map_remove(&job->store.far_rounds, &round->far);
@@ -483,6 +490,7 @@ int slot_new(struct tensor *tensor, const struct delivery *delivery, struct slot
 	list_push_back(&part->slots, &slot->in_part);
 	part->n_slots++;
 	list_push_back(&round->slots, &slot->in_round);
+	round->n_slots++;
 	list_push_back(&job->store.open, &slot->in_job);
 	job->store.n_open++;
 	*ret_slot = slot;
@@ -526,7 +534,10 @@ void slot_free(struct slot *slot)
 	quota_release(job->memory.quota, slot->charged);
 	slot->result = block_unref(slot->result);
 	list_remove(&slot->in_part);
+	if (slot->round->failing_at == &slot->in_round)
+		slot->round->failing_at = slot->in_round.next;
 	list_remove(&slot->in_round);
+	slot->round->n_slots--;
 	if (slot->is_far)
 		map_remove(&job->store.far_slots, &slot->far);
 	slot->part->n_slots--;
@@ -552,17 +563,90 @@ void slot_fail(struct slot *slot, int status, const char *text)
 	slot_free(slot);
 }
 
-void round_fail_slots(struct round *round, const struct failure *failure)
+static bool can_fail(const struct slot *slot)
+{
+	return !slot->summing || slot->late;
+}
+
+static void fail_now(struct round *round, const struct failure *failure)
 {
 	struct slot *slot, *tmp;
 
 	round->pinned = true;
-	list_for_each_safe (slot, tmp, &round->slots, in_round) {
-		if (!slot->summing || slot->late)
+	list_for_each_safe (slot, tmp, &round->slots, in_round)
+		if (can_fail(slot))
 			slot_fail(slot, failure->status, failure->text);
-	}
 	round->pinned = false;
 	round_put(round);
+}
+
+static void failing_done(struct round *round)
+{
+	round->failing = held_free(round->failing);
+	list_remove(&round->failing_link);
+	round_put(round);
+}
+
+/* Returns whether there is more. */
+static bool fail_next(struct job *job)
+{
+	struct round *round = list_first(&job->store.failing, struct round, failing_link);
+	struct slot *slot;
+
+	if (!round || job->state == JOB_OVER)
+		return false;
+	if (round->failing_at == &round->slots) {
+		failing_done(round);
+		return true;
+	}
+	slot = container_of(round->failing_at, struct slot, in_round);
+	round->failing_at = slot->in_round.next;
+	if (can_fail(slot))
+		slot_fail(slot, round->failing->status, round->failing->text);
+	return true;
+}
+
+static bool on_fail(struct chore *chore)
+{
+	struct job *job = container_of(chore, struct job, store.fail);
+	bool more = true;
+
+	job_hold(job);
+	for (unsigned i = 0; i < FAIL_STEP && more; i++)
+		more = fail_next(job);
+	job_let_go(job);
+	return more;
+}
+
+static void fail_later(struct round *round)
+{
+	struct job *job = round->tensor->job;
+
+	round->failing_at = round->slots.next;
+	list_push_back(&job->store.failing, &round->failing_link);
+	job->store.fail.step = on_fail;
+	loop_begin(job->server->params.loop, &job->store.fail);
+}
+
+void round_fail_slots(struct round *round, const struct failure *failure)
+{
+	if (round->failing)
+		return;
+	/* Without memory for the words there is no later. */
+	if (round->n_slots > STORE_MANY)
+		round->failing = held_new(job_memory(round->tensor->job), sizeof(*failure));
+	if (!round->failing) {
+		fail_now(round, failure);
+		return;
+	}
+	*round->failing = *failure;
+	fail_later(round);
+}
+
+void round_failing_end(struct job *job, struct list *link)
+{
+	(void)job;
+	failing_done(container_of(link, struct round, failing_link));
 }
 
 void slot_end(struct job *job, struct list *link)
@@ -595,33 +679,82 @@ static void part_drop(struct part *part, struct job *job)
 }
 
 /* Its memory stays a tensor's: nodes may still come by it on their way to the next. */
+static void tensor_dropped(struct tensor *tensor)
+{
+	struct job *job = tensor->job;
+
+	tensor_end(job, &tensor->in_job);
+	list_push_front(&job->store.spare_tensors, &tensor->in_job);
+}
+
+/* One may have a hundred thousand parts. */
+static bool on_drop(struct chore *chore)
+{
+	struct job *job = container_of(chore, struct job, store.drop);
+
+	for (unsigned i = 0; i < DROP_STEP; i++) {
+		struct tensor *tensor = list_first(&job->store.dropping, struct tensor, in_job);
+		struct map_entry *entry = tensor ? tensor->dropped_next : NULL;
+
+		if (!tensor || job->state == JOB_OVER)
+			return false;
+		if (!entry) {
+			tensor_dropped(tensor);
+			continue;
+		}
+		tensor->dropped_next = map_next(&tensor->parts, entry);
+		part_drop(container_of(entry, struct part, entry), job);
+	}
+	return true;
+}
+
+/* Nobody finds it any more. */
 static void tensor_drop(struct tensor *tensor)
 {
 	struct job *job = tensor->job;
-	struct map_entry *entry;
 
-	map_for_each (entry, &tensor->parts)
-		part_drop(container_of(entry, struct part, entry), job);
 	map_remove(&job->store.tensors, &tensor->entry);
-	sweep_leave(job, &tensor->in_job);
-	tensor_end(job, &tensor->in_job);
-	tensor->first_part = NULL;
 	tensor->key = 0;
-	list_push_front(&job->store.spare_tensors, &tensor->in_job);
+	tensor->first_part = NULL;
+	tensor->dropped_next = map_first(&tensor->parts);
+	sweep_leave(job, &tensor->in_job);
+	list_remove(&tensor->in_job);
+	list_push_back(&job->store.dropping, &tensor->in_job);
+	job->store.drop.step = on_drop;
+	loop_begin(job->server->params.loop, &job->store.drop);
 }
 
 void tensor_forget(struct tensor *tensor)
 {
 	struct job *job = tensor->job;
-	struct tensor *forgotten, *tmp;
 
 	sweep_leave(job, &tensor->in_job);
 	list_remove(&tensor->in_job);
-	list_push_back(&job->store.forgotten, &tensor->in_job);
+	list_push_front(&job->store.forgotten, &tensor->in_job);
 	/* One that is still being summed is dropped with a later one. */
-	list_for_each_safe (forgotten, tmp, &job->store.forgotten, in_job)
-		if (list_empty(&forgotten->rounds))
+	for (unsigned i = 0; i < FORGOTTEN_LOOKS; i++) {
+		struct tensor *forgotten = list_first(&job->store.forgotten, struct tensor, in_job);
+
+		if (!forgotten)
+			break;
+		if (list_empty(&forgotten->rounds)) {
 			tensor_drop(forgotten);
+			continue;
+		}
+		sweep_leave(job, &forgotten->in_job);
+		list_remove(&forgotten->in_job);
+		list_push_back(&job->store.forgotten, &forgotten->in_job);
+	}
+}
+
+void tensor_visit(struct job *job, struct list *link, uint64_t now_ns)
+{
+	struct tensor *tensor = container_of(link, struct tensor, in_job);
+
+	(void)job;
+	(void)now_ns;
+	if (list_empty(&tensor->rounds))
+		tensor_drop(tensor);
 }
 
 void tensor_end(struct job *job, struct list *link)
@@ -653,6 +786,8 @@ void store_free(struct job *job)
 	/* With the pool gone nobody sums these any more. */
 	list_for_each_safe (slot, tmp, &job->store.summing, in_job)
 		slot_fail(slot, job->failure.status, job->failure.text);
+	loop_abort(&job->store.drop);
+	loop_abort(&job->store.fail);
 	map_done(&job->store.far_slots);
 	map_done(&job->store.far_rounds);
 	bulk_done(&job->store.bulk);

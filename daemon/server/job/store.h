@@ -17,6 +17,8 @@
 
 /* So many rounds of a tensor, and slots of a part, are found by walking; those behind them in a map of the job. */
 #define STORE_NEAR 8
+/* Slots of a round that are looked at in one go; what concerns more goes on in later turns of the loop. */
+#define STORE_MANY 1024
 /* Failed rounds of a tensor that are remembered apart; one that follows the last of so many is remembered with it. */
 #define TENSOR_FAILED 16
 /* Rounds behind the newest closed one of a part whose fate is known exactly; older ones count as closed. */
@@ -42,9 +44,10 @@ struct tensor {
 	size_t n_rounds;
 	struct list failed;
 	size_t n_failed;
-	uint64_t measured;  /* the newest round whose contributions' times were taken */
-	struct list in_job; /* job->all_tensors */
-	uint64_t past[];    /* by node: every round up to this one is over for it; see keep.h */
+	uint64_t measured;		/* the newest round whose contributions' times were taken */
+	struct list in_job;		/* job->all_tensors, forgotten or dropping */
+	struct map_entry *dropped_next; /* of its parts, while it is dropped; or NULL */
+	uint64_t past[]; /* by node: every round up to this one is over for it; see keep.h */
 };
 
 struct part {
@@ -68,7 +71,11 @@ struct round {
 	struct list link; /* in tensor->rounds */
 	struct list slots;
 	struct tensor *tensor;
-	bool pinned;	      /* does not go with its last slot */
+	size_t n_slots;
+	bool pinned; /* does not go with its last slot */
+	/* While its slots fail, by and by: why, or NULL; in job->failing, and which is next. */
+	struct failure *failing;
+	struct list failing_link, *failing_at;
 	struct map_entry far; /* in job->far_rounds, if is_far */
 	bool is_far;
 	struct data_header header; /* the first contribution's */
@@ -134,6 +141,8 @@ int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tens
 struct tensor *tensor_of(const struct job *job, uint64_t key);
 /* All nodes have forgotten it: it goes with its last round. */
 void tensor_forget(struct tensor *tensor);
+/* For the sweep: of one that was forgotten the rounds may be over. */
+void tensor_visit(struct job *job, struct list *link, uint64_t now_ns);
 struct failed_round *tensor_failed(const struct tensor *tensor, uint64_t number);
 /* Remembers a failed round as well as memory allows. */
 void tensor_failed_add(struct tensor *tensor, uint64_t number, const struct failure *failure);
@@ -166,10 +175,14 @@ void slot_hold(struct slot *slot);
 void slot_free(struct slot *slot);
 /* Answers all that it holds with an error, and frees it. */
 void slot_fail(struct slot *slot, int status, const char *text);
-/* The same for all collecting slots of a round. */
+/*
+ * The same for all collecting slots of a round: those of many in later turns of the loop. Until then nothing can join the round:
+ * round->failing.
+ */
 void round_fail_slots(struct round *round, const struct failure *failure);
 
-/* For the sweep of a job that is over: what part and tensor refer to goes. */
+/* For the sweep of a job that is over: what round, part and tensor refer to goes. */
+void round_failing_end(struct job *job, struct list *link);
 void part_end(struct job *job, struct list *link);
 void tensor_end(struct job *job, struct list *link);
 /* Nothing is left but what is being summed. */

@@ -430,6 +430,10 @@ static void round_past(struct round *round, uint32_t node)
 {
 	struct slot *slot, *tmp;
 
+	if (round->n_slots > STORE_MANY) {
+		sweep_later(round->tensor->job, SWEEP_NEWS);
+		return;
+	}
 	/* Goes with its last slot, not under our feet. */
 	round->pinned = true;
 	list_for_each_safe (slot, tmp, &round->slots, in_round)
@@ -475,8 +479,11 @@ static void keep_forgotten(struct job *job, uint32_t node, uint64_t key)
 	if (!tensor || tensor->past[node] == DATA_ROUND_NEVER)
 		return;
 	tensor->past[node] = DATA_ROUND_NEVER;
-	list_for_each_safe (round, next, &tensor->rounds, link)
-		round_past(round, node);
+	if (tensor->n_rounds > STORE_NEAR)
+		sweep_later(job, SWEEP_NEWS);
+	else
+		list_for_each_safe (round, next, &tensor->rounds, link)
+			round_past(round, node);
 	tell(job);
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (tensor->past[i] != DATA_ROUND_NEVER)

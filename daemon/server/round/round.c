@@ -208,6 +208,10 @@ static bool agrees(struct tensor *tensor, struct delivery *delivery)
 	struct slot *slot = part ? slot_find(part, h->round) : NULL;
 	struct failure failure;
 
+	if (round && round->failing) {
+		delivery_fail(delivery, round->failing->status, round->failing->text);
+		return false;
+	}
 	failure.status = 0; /* without its words: this is done for every contribution */
 	if (round && !same_round(h, &round->header))
 		mismatch_round(tensor, h, &round->header, &failure);
@@ -559,6 +563,8 @@ void round_visit(struct job *job, struct list *link, uint64_t now_ns)
 	struct data_header header = slot->header;
 	struct failure failure;
 
+	if (slot->round->failing)
+		return;
 	if (data_is_done(&header) && is_done(slot)) {
 		engine_start(slot);
 		return;

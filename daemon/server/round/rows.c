@@ -299,14 +299,21 @@ static void answer_held(struct slot *slot, struct delivery *delivery)
 	answer_piece(slot, delivery, 0);
 }
 
-static void answer_all(struct slot *slot)
+/* Nodes for which the round is over want no more of it. */
+static void note_past(struct slot *slot)
 {
 	const uint64_t *past = slot->round->tensor->past;
+
+	for (uint32_t i = 0; slot->job->retention.resume && i < slot->job->n_nodes; i++)
+		slot->rows->nodes[i].gone |= past[i] >= slot->header.round;
+}
+
+static void answer_all(struct slot *slot)
+{
 	struct rows *rows = slot->rows;
 	struct delivery *again;
 
-	for (uint32_t i = 0; slot->job->retention.resume && i < slot->job->n_nodes; i++)
-		rows->nodes[i].gone |= past[i] >= slot->header.round;
+	note_past(slot);
 	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
 		if (slot->from[i]) {
 			answer_piece(slot, TAKE_PTR(slot->from[i]), 0);
@@ -449,9 +456,12 @@ void rows_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t number)
 
 void rows_visit(struct job *job, struct list *link, uint64_t now_ns)
 {
+	struct slot *slot = container_of(link, struct slot, in_job);
+
 	(void)job;
 	(void)now_ns;
-	release_held(container_of(link, struct slot, in_job));
+	note_past(slot);
+	release_held(slot);
 }
 
 /* -- What comes again -------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
  */
 #include "base/clock.h"
 #include "double.h"
+#include "server/job/job.h"
 #include <time.h>
 
 #define FEW  2048
@@ -210,6 +211,46 @@ TEST(many_results_are_held)
 	work.layout.resume = true;
 	is_linear(&work);
 }
+
+static void forget(struct far *far, const struct layout *layout, uint32_t node, unsigned n)
+{
+	struct data_header h = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_HAVE,
+		.job = layout->job,
+		.round = DATA_ROUND_NEVER,
+		.is_all = 1,
+		.epoch = far_epoch(layout),
+		.node = node,
+	};
+
+	for (h.key = 1; h.key <= n; h.key++)
+		far->ops->notice(far, node, &h, NULL);
+}
+
+static void begin_and_forget(struct far *far, struct layout *layout, unsigned n)
+{
+	for (unsigned i = 1; i <= n; i++)
+		(void)push(far, layout, i, 1, 0);
+	forget(far, layout, 0, n);
+}
+
+static void forget_too(struct far *far, struct layout *layout, unsigned n)
+{
+	forget(far, layout, 1, n);
+}
+
+TEST(many_tensors_are_forgotten_before_their_rounds_are_over)
+{
+	struct work work = { .layout = far_layout("job", 2, NULL),
+			     .prepare = begin_and_forget,
+			     .act = forget_too };
+
+	work.layout.resume = true;
+	is_linear(&work);
+}
+
 /* -- Who is not waited for ---------------------------------------------------------------------------------------- */
 
 /* Half of them, which are first, do not wait for the node that leaves. */
@@ -304,6 +345,86 @@ TEST(a_node_that_leaves_many_rounds_ends_them_in_pieces)
 TEST(a_job_that_fails_ends_its_rounds_in_pieces)
 {
 	is_done_in_pieces(DATA_FAIL_JOB, -EIO);
+}
+
+/* Parts of one round of a tensor. */
+static void push_parts(struct far *far, const struct layout *layout, uint32_t node, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		struct data_header h = far_push(layout, 1, 1, node);
+
+		h.epoch = layout->resume ? far_epoch(layout) : FAR_EPOCH;
+		h.part = i;
+		(void)far_call(far, node, &h, NULL);
+	}
+}
+
+/* Meanwhile whoever comes to it hears how it ended. */
+TEST(a_round_of_many_parts_fails_in_pieces)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", 2, NULL);
+	struct data_header last;
+	unsigned before;
+
+	far_form(far, &layout);
+	push_parts(far, &layout, 0, FEW);
+	before = n_answered(far);
+	far_notice(far, 1, DATA_FAIL_ROUND, layout.job, 1, 1, 1, EIO, "not this one");
+	ASSERT_INT(n_answered(far) - before, <, FEW / 8);
+	last = far_push(&layout, 1, 1, 1);
+	last.part = FEW - 1;
+	far_expect(far, far_call(far, 1, &last, NULL), -EIO, "not this one");
+	while (n_answered(far) < before + 1 + FEW)
+		ASSERT_OK(loop_turn(far->loop, 0));
+	for (struct asked *asked = far->all; asked; asked = asked->next)
+		ASSERT_TRUE(asked->done);
+	(void)push(far, &layout, 1, 2, 0);
+	far_expect(far, push(far, &layout, 1, 2, 1), 0, NULL);
+}
+
+TEST(a_job_ends_while_a_round_of_it_fails)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", 2, NULL);
+
+	far_form(far, &layout);
+	push_parts(far, &layout, 0, FEW);
+	far_notice(far, 1, DATA_FAIL_ROUND, layout.job, 1, 1, 1, EIO, "not this one");
+	far_notice(far, 1, DATA_FAIL_JOB, layout.job, 0, 0, 1, EIO, "over");
+	for (struct asked *asked = far->all; asked; asked = asked->next)
+		far_wait(far, asked);
+	while (far_n_jobs(far))
+		ASSERT_OK(loop_turn(far->loop, 0));
+}
+
+TEST(a_tensor_of_many_parts_is_dropped_in_pieces)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", 2, NULL);
+	const struct job *job;
+	uint64_t held;
+
+	layout.resume = true;
+	far_form(far, &layout);
+	job = list_first(&far->server->jobs, struct job, link);
+	for (uint32_t node = 0; node < 2; node++)
+		push_parts(far, &layout, node, FEW);
+	for (struct asked *asked = far->all; asked; asked = asked->next)
+		far_wait(far, asked);
+	forget(far, &layout, 0, 1);
+	held = job->memory.charged_parts;
+	forget(far, &layout, 1, 1);
+	ASSERT_INT(job->memory.charged_parts, >, held / 2);
+	while (job->memory.charged_parts)
+		ASSERT_OK(loop_turn(far->loop, 0));
+	/* The tensor's number is that of another. */
+	push_parts(far, &layout, 0, 1);
+	push_parts(far, &layout, 1, 1);
+	far_wait(far, far->all);
 }
 
 /* The server ends while a job does. */
