@@ -59,6 +59,7 @@ struct agent_job *agent_job_free(struct agent_job *job)
 	loop_timer_cancel(&job->sweep.timer);
 	loop_abort(&job->sweep.chore);
 	loop_abort(&job->later.chore);
+	loop_abort(&job->tensors.without);
 	job->agent->hooks->freed(job);
 	agent_quota_done(job);
 	layout_done(&job->layout);

@@ -10,6 +10,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+/* What ranks have declared, or might have, and is looked at in a step. */
+#define WITHOUT_STEP 64
+
 static int tensor_new(struct agent_job *job, const char *name, struct agent_tensor **ret_tensor)
 {
 	uint32_t n = job->layout.n_local;
@@ -280,18 +283,53 @@ int agent_declare(struct agent_member *member, struct agent_declaration *declara
 	return 0;
 }
 
-void agent_tensor_without(struct agent_job *job, uint32_t index)
+/* Ranks that are in the job no more will not declare it. */
+static void declare_without(struct agent_tensor *tensor)
 {
-	struct map_entry *entry;
+	const struct agent_job *job = tensor->job;
+	uint32_t n = 0;
 
-	map_for_each (entry, &job->tensors.by_name) {
-		struct agent_tensor *tensor = container_of(entry, struct agent_tensor, entry);
-
-		if (tensor->declared[index])
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		if (tensor->declared[i] || !agent_elastic_is_out(job, i))
 			continue;
-		tensor->declared[index] = true;
-		tensor->n_declared++;
-		if (!tensor->failure.status)
-			look_complete(tensor);
+		tensor->declared[i] = true;
+		n++;
 	}
+	tensor->n_declared += n;
+	if (n && !tensor->failure.status)
+		look_complete(tensor);
+}
+
+/* Tensors are put behind the end of the job's list: the first is the next. */
+static bool step_without(struct agent_job *job)
+{
+	agent_job_hold(job);
+	for (uint64_t n = 0; n < WITHOUT_STEP && job->tensors.n_without; n += job->layout.n_local) {
+		struct agent_tensor *tensor =
+			list_first(&job->tensors.by_age, struct agent_tensor, age_link);
+
+		if (!tensor || job->state != JOB_RUNNING) {
+			job->tensors.n_without = 0;
+			break;
+		}
+		job->tensors.n_without--;
+		list_remove(&tensor->age_link);
+		list_push_back(&job->tensors.by_age, &tensor->age_link);
+		declare_without(tensor);
+	}
+	agent_job_release(job);
+	return job->tensors.n_without;
+}
+
+static bool on_without(struct chore *chore)
+{
+	return step_without(container_of(chore, struct agent_job, tensors.without));
+}
+
+void agent_tensor_without(struct agent_job *job)
+{
+	job->tensors.n_without = job->tensors.n;
+	job->tensors.without.step = on_without;
+	if (step_without(job))
+		loop_begin(job->agent->params.loop, &job->tensors.without);
 }

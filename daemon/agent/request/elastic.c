@@ -91,7 +91,7 @@ static void drop_here(struct agent_job *job, uint32_t index, const struct failur
 		ledger_leave(job->resumption.ledger, member->rank);
 	agent_job_detach(member);
 	agent_round_exclude(job, index);
-	agent_tensor_without(job, index);
+	agent_tensor_without(job);
 	agent_round_without(job, index, why);
 	if (member->leaving)
 		member->left(member);
@@ -202,7 +202,7 @@ static void drop_far(struct agent_job *job, uint32_t index, const struct failure
 		go_without(job, index, failure->text);
 	}
 	if (job->state == JOB_RUNNING) {
-		agent_tensor_without(job, index);
+		agent_tensor_without(job);
 		agent_round_without(job, index, failure);
 	}
 	agent_job_release(job);
@@ -333,7 +333,7 @@ void agent_elastic_drop(struct agent_job *job, uint32_t index, const struct fail
 		return;
 	}
 	agent_job_hold(job);
-	agent_tensor_without(job, index);
+	agent_tensor_without(job);
 	agent_round_without(job, index, failure);
 	agent_job_release(job);
 }

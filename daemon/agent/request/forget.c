@@ -98,7 +98,7 @@ void agent_forget_some(struct agent_job *job)
 {
 	struct agent_tensors *tensors = &job->tensors;
 
-	if (job->tensors.n < enough(job))
+	if (job->tensors.n < enough(job) || job->tensors.n_without)
 		return;
 	agent_job_hold(job);
 	for (unsigned i = 0; i < LOOKS && may_forget(job); i++) {

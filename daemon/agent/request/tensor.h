@@ -5,6 +5,7 @@
 
 #include "agent/agent.h"
 #include "agent/schedule/priority_class.h"
+#include "base/loop/loop.h"
 #include "base/map.h"
 
 struct agent_job;
@@ -57,6 +58,8 @@ struct agent_tensors {
 	uint64_t n, n_keys;
 	struct list by_age; /* by age_link: the first is looked at next */
 	size_t n_asked;
+	uint64_t n_without; /* are yet to hear that ranks are out of the job: */
+	struct chore without;
 	struct list spare;    /* memory of those that were forgotten */
 	uint64_t *forgotten;  /* through servers: the last keys, a ring of names.c; or NULL */
 	uint64_t n_forgotten; /* ever */
@@ -72,8 +75,8 @@ struct agent_tensor *agent_tensor_find(const struct agent_job *job, const char *
 /* The ranks of all nodes agree, or not (failure). */
 void agent_tensor_agreed(struct agent_tensor *tensor, const struct failure *failure, uint64_t key,
 			 uint64_t start);
-/* This local rank will declare nothing more. */
-void agent_tensor_without(struct agent_job *job, uint32_t index);
+/* A local rank is out of the job: it will declare nothing more. Most tensors hear of it in later turns of the loop. */
+void agent_tensor_without(struct agent_job *job);
 /* A member's declarations are void. */
 void agent_tensor_detach(struct agent_member *member);
 

@@ -159,6 +159,46 @@ TEST(a_round_ends_without_the_dead)
 	}
 }
 
+#define MANY 1000
+
+static unsigned n_declared(const struct declared *declared)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < MANY; i++)
+		n += declared[i].done;
+	return n;
+}
+
+/* One that is gone was the last that all of them waited for. Each is answered, a few in each turn of the loop. */
+TEST(many_tensors_go_on_without_a_rank_in_pieces)
+{
+	_cleanup_(freep) struct declared *declared = calloc(MANY, sizeof(*declared));
+	_cleanup_(scene_freep) struct scene *scene =
+		scene_new(&(struct world_options){ .n_nodes = 1,
+						   .n_local = 4,
+						   .no_servers = true,
+						   .min_ranks = 1,
+						   .max_tensors = MANY + 1 });
+	struct failure failure;
+	char name[32];
+
+	ASSERT_TRUE(declared);
+	die(scene, 2);
+	die(scene, 3);
+	for (unsigned i = 0; i < MANY; i++) {
+		(void)snprintf(name, sizeof(name), "x%u", i);
+		ASSERT_OK(declared_make(&declared[i], &scene->world->ranks[0], name, DTYPE_FLOAT32,
+					N, &failure));
+	}
+	ASSERT_EQ(n_declared(declared), 0);
+	die(scene, 1);
+	ASSERT_INT(n_declared(declared), <, MANY / 8);
+	WORLD_UNTIL(scene->world, n_declared(declared) == MANY);
+	for (unsigned i = 0; i < MANY; i++)
+		ASSERT_EQ(declared[i].failure.status, 0);
+}
+
 /* What moves has everybody's contribution: the dead one's memory is there until it ends. */
 TEST(a_round_that_moves_keeps_the_dead)
 {
