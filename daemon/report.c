@@ -9,6 +9,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+/* Tensors of a job that are listed: each takes the control thread a microsecond or two. */
+#define TENSORS_MAX 4096
+
 /* Connected peers to which payloads go by RDMA, which the cluster's key does not protect. */
 static unsigned n_by_rdma(const struct transport_peer_info *peers, size_t n_peers)
 {
@@ -341,6 +344,16 @@ static int report_jobs(void *user, struct admin_job **ret_jobs, size_t *ret_n)
 	return 0;
 }
 
+static void add_session(struct admin_rank *rank, const struct control_session_info *session)
+{
+	rank->pid = session->pid;
+	rank->n_requests = session->n_requests;
+	rank->n_pending = session->n_pending;
+	rank->bytes_held = session->bytes_mapped;
+	rank->n_regions = session->n_regions;
+}
+
+/* By number: rank i is the i-th. */
 static int report_ranks(struct daemon *daemon, const char *name, struct admin_rank **ret_ranks,
 			size_t *ret_n)
 {
@@ -364,24 +377,17 @@ static int report_ranks(struct daemon *daemon, const char *name, struct admin_ra
 		ranks[i].rank = known[i].rank;
 		ranks[i].node = known[i].node;
 		(void)snprintf(ranks[i].state, sizeof(ranks[i].state), "%s", known[i].state);
-		for (size_t j = 0; j < n_sessions; j++) {
-			if (!job_is_called(sessions[j].job, sessions[j].run, name) ||
-			    sessions[j].rank != known[i].rank)
-				continue;
-			ranks[i].pid = sessions[j].pid;
-			ranks[i].n_requests = sessions[j].n_requests;
-			ranks[i].n_pending = sessions[j].n_pending;
-			ranks[i].bytes_held = sessions[j].bytes_mapped;
-			ranks[i].n_regions = sessions[j].n_regions;
-		}
 	}
+	for (size_t i = 0; i < n_sessions; i++)
+		if (sessions[i].rank < n && job_is_called(sessions[i].job, sessions[i].run, name))
+			add_session(&ranks[sessions[i].rank], &sessions[i]);
 	*ret_ranks = ranks;
 	*ret_n = n;
 	return 0;
 }
 
 static int report_tensors(struct daemon *daemon, const char *name,
-			  struct admin_tensor **ret_tensors, size_t *ret_n)
+			  struct admin_tensor **ret_tensors, size_t *ret_n, uint64_t *ret_total)
 {
 	_cleanup_(freep) struct agent_tensor_info *known = NULL;
 	struct admin_tensor *tensors;
@@ -389,7 +395,7 @@ static int report_tensors(struct daemon *daemon, const char *name,
 	int r = 0;
 
 	if (daemon->agent)
-		r = agent_tensors(daemon->agent, name, &known, &n);
+		r = agent_tensors(daemon->agent, name, TENSORS_MAX, &known, &n, ret_total);
 	if (r && r != -ENOENT)
 		return error_trace(r);
 	tensors = calloc(n + 1, sizeof(*tensors));
@@ -500,7 +506,8 @@ static int report_job(void *user, const char *name, struct admin_job_parts *part
 	}
 	r = report_ranks(user, name, &parts->ranks, &parts->n_ranks);
 	if (!r)
-		r = report_tensors(user, name, &parts->tensors, &parts->n_tensors);
+		r = report_tensors(user, name, &parts->tensors, &parts->n_tensors,
+				   &parts->total_tensors);
 	if (!r)
 		r = report_arrivals(user, name, &parts->arrivals, &parts->n_arrivals);
 	if (!r)

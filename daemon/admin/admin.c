@@ -275,7 +275,7 @@ static int reply_job(struct rpc_call *call, struct admin_job_parts *parts)
 	message.n_servers = parts->n_servers;
 	message.servers = (Bps__Admin__JobServer **)servers.pointers;
 	message.has_total_tensors = true;
-	message.total_tensors = parts->n_tensors;
+	message.total_tensors = parts->total_tensors;
 	/* Large models have more tensors than a message has room for. */
 	for (message.n_tensors = parts->n_tensors;; message.n_tensors /= 2) {
 		r = pack(&message.base, RPC_MESSAGE_MAX, &data, &len);

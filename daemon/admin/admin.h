@@ -54,6 +54,7 @@ struct admin_job_parts {
 	struct admin_arrival *arrivals;
 	struct admin_server *servers;
 	size_t n_ranks, n_tensors, n_arrivals, n_servers;
+	uint64_t total_tensors; /* of which the first are there */
 };
 struct admin_status {
 	char software[64], node[64], state[16], source[16];

@@ -381,8 +381,9 @@ void agent_each_job(const struct agent *agent,
 uint64_t agent_n_changes(const struct agent *agent);
 /* What agent_jobs() tells of the member's own, which it is in or waits for (state "waiting", and nothing else). Returns false in none. */
 bool agent_member_job(const struct agent_member *member, struct agent_job_info *ret_info);
-int agent_tensors(struct agent *agent, const char *job, struct agent_tensor_info **ret_tensors,
-		  size_t *ret_n);
+/* n_max of them at most, of *ret_total. */
+int agent_tensors(struct agent *agent, const char *job, size_t n_max,
+		  struct agent_tensor_info **ret_tensors, size_t *ret_n, uint64_t *ret_total);
 
 int agent_ranks(struct agent *agent, const char *job, struct agent_rank_info **ret_ranks,
 		size_t *ret_n);

@@ -237,23 +237,26 @@ static void describe_tensor(const struct agent_tensor *tensor, struct agent_tens
 		agent_round_waiting_for(round, info->waiting_for, sizeof(info->waiting_for));
 }
 
-int agent_tensors(struct agent *agent, const char *name, struct agent_tensor_info **ret_tensors,
-		  size_t *ret_n)
+int agent_tensors(struct agent *agent, const char *name, size_t n_max,
+		  struct agent_tensor_info **ret_tensors, size_t *ret_n, uint64_t *ret_total)
 {
 	struct agent_job *job = job_named(agent, name);
 	struct agent_tensor_info *tensors;
 	struct map_entry *entry;
-	size_t n = 0;
+	size_t n = 0, n_here;
 
 	if (!job)
 		return -ENOENT;
-	tensors = calloc(MAX(job->tensors.n, (uint64_t)1), sizeof(*tensors));
+	n_here = (size_t)MIN(job->tensors.n, (uint64_t)n_max);
+	tensors = calloc(MAX(n_here, (size_t)1), sizeof(*tensors));
 	if (!tensors)
 		return error_origin(-ENOMEM);
-	map_for_each (entry, &job->tensors.by_name)
+	for (entry = map_first(&job->tensors.by_name); n < n_here;
+	     entry = map_next(&job->tensors.by_name, entry))
 		describe_tensor(container_of(entry, struct agent_tensor, entry), &tensors[n++]);
 	*ret_tensors = tensors;
 	*ret_n = n;
+	*ret_total = job->tensors.n;
 	return 0;
 }
 
@@ -262,6 +265,8 @@ static const struct agent_job *home_of(const struct agent_job *job, uint32_t ran
 {
 	const struct agent_job *other;
 
+	if (!stragglers_any(&job->shape.stragglers))
+		return job;
 	list_for_each (other, &job->agent->jobs, link)
 		if (other->number == job->number && other->layout.size > rank &&
 		    other->layout.local_of_rank[rank] != RANK_AWAY)

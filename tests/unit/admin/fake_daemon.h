@@ -122,7 +122,7 @@ static inline int fake_job(void *user, const char *name, struct admin_job_parts 
 						     .is_late = true };
 	parts->job = fake_the_job;
 	parts->n_ranks = 2;
-	parts->n_tensors = f->n_tensors;
+	parts->n_tensors = parts->total_tensors = f->n_tensors;
 	parts->n_arrivals = 1;
 	return 0;
 }

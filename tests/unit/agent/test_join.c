@@ -239,6 +239,7 @@ TEST(operators_see_who_is_missing)
 	_cleanup_(freep) struct agent_tensor_info *tensors = NULL;
 	struct declared *declared;
 	struct asked asked[2];
+	uint64_t total;
 	size_t n;
 
 	expect_join(world, 2);
@@ -265,7 +266,11 @@ TEST(operators_see_who_is_missing)
 	ASSERT_STR(jobs[0].state, "running");
 	ASSERT_EQ(jobs[0].n_local, 3);
 	ASSERT_CONTAINS(jobs[0].waiting_for, "rank 2 (tensor layer1.weight, round 1) for ");
-	ASSERT_OK(agent_tensors(world->nodes[0].agent, "job", &tensors, &n));
+	ASSERT_OK(agent_tensors(world->nodes[0].agent, "job", 0, &tensors, &n, &total));
+	ASSERT_EQ(n, 0);
+	ASSERT_EQ(total, 1);
+	freep(&tensors);
+	ASSERT_OK(agent_tensors(world->nodes[0].agent, "job", 10, &tensors, &n, &total));
 	ASSERT_EQ(n, 1);
 	ASSERT_STR(tensors[0].name, "layer1.weight");
 	ASSERT_CONTAINS(tensors[0].waiting_for, "rank 2");

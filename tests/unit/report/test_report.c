@@ -106,6 +106,71 @@ struct view *cluster_view(struct cluster *cluster)
 	return NULL;
 }
 
+/* Of one job, whose ranks are all here: the last number, in each session that there is. */
+#define RANKS 1000
+
+int agent_ranks(struct agent *agent, const char *job, struct agent_rank_info **ret_ranks,
+		size_t *ret_n)
+{
+	struct agent_rank_info *ranks = calloc(RANKS, sizeof(*ranks));
+
+	(void)agent;
+	(void)job;
+	ASSERT_TRUE(ranks);
+	for (uint32_t i = 0; i < RANKS; i++)
+		ranks[i] = (struct agent_rank_info){ .rank = i, .state = "here" };
+	*ret_ranks = ranks;
+	*ret_n = RANKS;
+	return 0;
+}
+
+int control_sessions(struct control *control, struct control_session_info **ret_sessions,
+		     size_t *ret_n)
+{
+	struct control_session_info *sessions = calloc(RANKS + 2, sizeof(*sessions));
+
+	(void)control;
+	ASSERT_TRUE(sessions);
+	for (uint32_t i = 0; i < RANKS; i++)
+		sessions[i] = (struct control_session_info){
+			.pid = 1000 + i, .rank = RANKS - 1 - i, .job = "job", .run = 7
+		};
+	/* Of another job; and one that says that it is a rank which the job does not have. */
+	sessions[RANKS] = (struct control_session_info){ .pid = 1, .job = "other", .run = 8 };
+	sessions[RANKS + 1] =
+		(struct control_session_info){ .pid = 2, .rank = RANKS, .job = "job", .run = 7 };
+	*ret_sessions = sessions;
+	*ret_n = RANKS + 2;
+	return 0;
+}
+
+/* It has a model of many tensors. */
+int agent_tensors(struct agent *agent, const char *job, size_t n_max,
+		  struct agent_tensor_info **ret_tensors, size_t *ret_n, uint64_t *ret_total)
+{
+	(void)agent;
+	(void)job;
+	*ret_total = 1000000;
+	*ret_n = (size_t)MIN(*ret_total, (uint64_t)n_max);
+	*ret_tensors = calloc(*ret_n, sizeof(**ret_tensors));
+	ASSERT_TRUE(*ret_tensors);
+	return 0;
+}
+
+/* What there is nothing of. */
+#define NONE(name, module, type)                                                           \
+	int name(struct module *unused, const char *job, struct type **ret, size_t *ret_n) \
+	{                                                                                  \
+		(void)unused;                                                              \
+		(void)job;                                                                 \
+		(void)ret;                                                                 \
+		*ret_n = 0;                                                                \
+		return -ENOENT;                                                            \
+	}
+NONE(agent_servers, agent, agent_server_info)
+NONE(agent_arrivals, agent, arrivals_info)
+NONE(server_arrivals, server, arrivals_info)
+
 /* What nobody asks for here. */
 #define NEVER(returns, name, ...)                                  \
 	returns name(__VA_ARGS__)                                  \
@@ -113,12 +178,6 @@ struct view *cluster_view(struct cluster *cluster)
 		test_fail(__FILE__, __LINE__, "not to be called"); \
 		return 0;                                          \
 	}
-NEVER(int, agent_tensors, struct agent *p, const char *job, struct agent_tensor_info **t, size_t *n)
-NEVER(int, agent_ranks, struct agent *p, const char *job, struct agent_rank_info **r, size_t *n)
-NEVER(int, agent_servers, struct agent *p, const char *job, struct agent_server_info **s, size_t *n)
-NEVER(int, agent_arrivals, struct agent *p, const char *job, struct arrivals_info **a, size_t *n)
-NEVER(int, server_arrivals, struct server *s, const char *job, struct arrivals_info **a, size_t *n)
-NEVER(int, control_sessions, struct control *c, struct control_session_info **s, size_t *n)
 NEVER(size_t, control_n_sessions, const struct control *c)
 NEVER(int, transport_peers, const struct transport *t, struct transport_peer_info **p, size_t *n)
 NEVER(uint16_t, transport_port, const struct transport *t)
@@ -258,5 +317,28 @@ TEST(status_looks_at_jobs_when_they_have_become_others)
 	of_agent.n_changes++;
 	server.n = 0;
 	ASSERT_EQ(n_in_status(), 0);
+	end();
+}
+
+/* Sessions are those of all users: each is looked at once. */
+TEST(what_one_job_is_asked_for_does_not_grow_with_what_others_have)
+{
+	struct admin_job_parts parts = { 0 };
+
+	start();
+	ADD(of_agent, "job", 7);
+	n_compared = 0;
+	/* Its servers come last: there are none. */
+	ASSERT_EQ(report_ops.job(&the_daemon, "job", &parts), 0);
+	ASSERT_INT(n_compared, <=, 4 * RANKS);
+	ASSERT_EQ(parts.n_ranks, RANKS);
+	for (uint32_t i = 0; i < RANKS; i++)
+		ASSERT_EQ(parts.ranks[i].pid, 1000 + RANKS - 1 - i);
+	ASSERT_INT(parts.n_tensors, <=, 10000);
+	ASSERT_EQ(parts.total_tensors, 1000000);
+	freep(&parts.ranks);
+	freep(&parts.tensors);
+	freep(&parts.arrivals);
+	freep(&parts.servers);
 	end();
 }
