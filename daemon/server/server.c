@@ -21,6 +21,7 @@
 static void free_job(struct job *job)
 {
 	keep_end(job);
+	forget_done(job);
 	accumulate_free(job);
 	store_free(job);
 	while (!list_empty(&job->membership.joiners))
@@ -52,7 +53,7 @@ static const struct sweep_stage stages[] = {
 	  accumulate_end },
 	{ offsetof(struct job, names.declaring), SWEEP_NEWS | SWEEP_TIME, declare_visit,
 	  declare_end },
-	{ offsetof(struct job, names.forgetting), 0, NULL, forget_end },
+	{ offsetof(struct job, names.forgetting), SWEEP_NEWS, forget_visit, forget_end },
 	{ offsetof(struct job, names.early), 0, NULL, forget_end_early },
 	{ offsetof(struct job, names.declarations), 0, NULL, declaration_end },
 	{ offsetof(struct job, store.parts), 0, NULL, part_end },

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/list.h"
+#include "base/loop/loop.h"
 #include "base/map.h"
 
 struct declaring;
@@ -33,7 +34,9 @@ struct names {
 	struct list declaring, declarations; /* under way; all */
 	size_t n_declared;
 	uint64_t next_key, next_start;
-	struct list forgetting; /* struct forgetting */
+	struct list forgetting;	       /* struct forgetting */
+	size_t n_forgetting, n_to_ask; /* of which nodes that have attached are yet to hear: */
+	struct chore asking;
 	struct list
 		early; /* deliveries: asked of a fresh home before all nodes have told it their tensors */
 	bool is_told; /* all have */

@@ -24,6 +24,9 @@
 
 #include "base/failpoint.h"
 
+/* What a node that attaches hears at once, and in each later turn: of so many tensors, or fewer where there are more nodes. */
+#define ASK_STEP 64
+
 struct forgetting {
 	struct list link; /* in names.forgetting */
 	struct declared *declared;
@@ -75,7 +78,9 @@ static void decide(struct job *job, struct forgetting *forgetting, bool forgotte
 {
 	struct declared *declared = forgetting->declared;
 
+	sweep_leave(job, &forgetting->link);
 	list_remove(&forgetting->link);
+	job->names.n_forgetting--;
 	declared->forgetting = NULL;
 	if (forgotten)
 		declared_remove(job, declared);
@@ -121,6 +126,7 @@ static struct forgetting *begin(struct job *job, struct declared *declared,
 	forgetting->round = delivery->header.round;
 	declared->forgetting = forgetting;
 	list_push_back(&job->names.forgetting, &forgetting->link);
+	job->names.n_forgetting++;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (i != delivery->header.node)
 			ask(job, forgetting, i);
@@ -223,21 +229,65 @@ void forget_named(struct job *job, uint32_t node, uint64_t last_key)
 	look(job);
 }
 
+/* What is being forgotten is put behind the end of its list: the first is the next. */
+static bool step(struct job *job)
+{
+	struct names *names = &job->names;
+
+	for (uint32_t n = 0; n < ASK_STEP && names->n_to_ask; n += 1 + job->n_nodes / ASK_STEP) {
+		struct forgetting *forgetting =
+			list_first(&names->forgetting, struct forgetting, link);
+
+		if (!forgetting || job->state == JOB_OVER) {
+			names->n_to_ask = 0;
+			break;
+		}
+		names->n_to_ask--;
+		sweep_leave(job, &forgetting->link);
+		list_remove(&forgetting->link);
+		list_push_back(&names->forgetting, &forgetting->link);
+		for (uint32_t i = 0; i < job->n_nodes; i++)
+			if (job->nodes[i].to_ask)
+				ask(job, forgetting, i);
+	}
+	for (uint32_t i = 0; !names->n_to_ask && i < job->n_nodes; i++)
+		job->nodes[i].to_ask = false;
+	return names->n_to_ask;
+}
+
+static bool on_step(struct chore *chore)
+{
+	return step(container_of(chore, struct job, names.asking));
+}
+
 void forget_attached(struct job *job, uint32_t node)
 {
-	const struct forgetting *forgetting;
+	struct names *names = &job->names;
 
-	list_for_each (forgetting, &job->names.forgetting, link)
-		ask(job, forgetting, node);
+	if (list_empty(&names->forgetting))
+		return;
+	job->nodes[node].to_ask = true;
+	names->n_to_ask = names->n_forgetting;
+	names->asking.step = on_step;
+	if (step(job))
+		loop_begin(job->server->params.loop, &names->asking);
+}
+
+void forget_done(struct job *job)
+{
+	loop_abort(&job->names.asking);
 }
 
 void forget_left(struct job *job)
 {
-	struct forgetting *forgetting;
-
-	while ((forgetting = list_first(&job->names.forgetting, struct forgetting, link)))
-		decide(job, forgetting, false);
 	look(job);
+}
+
+void forget_visit(struct job *job, struct list *link, uint64_t now_ns)
+{
+	(void)now_ns;
+	if (job->n_left)
+		decide(job, container_of(link, struct forgetting, link), false);
 }
 
 void forget_end(struct job *job, struct list *link)

@@ -15,6 +15,9 @@ void forget_named(struct job *job, uint32_t node, uint64_t last_key);
 /* A node has attached, perhaps again; has left. */
 void forget_attached(struct job *job, uint32_t node);
 void forget_left(struct job *job);
-/* For the sweep of a job that is over. */
+/* Nobody asks any more. */
+void forget_done(struct job *job);
+/* For the sweep: a node may have left; the job is over. */
+void forget_visit(struct job *job, struct list *link, uint64_t now_ns);
 void forget_end(struct job *job, struct list *link);
 void forget_end_early(struct job *job, struct list *link);

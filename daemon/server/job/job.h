@@ -105,6 +105,7 @@ struct job_node {
 	struct delivery
 		*waiting; /* of a job that runs: a JOIN without all of its ranks; rejoin.c */
 	bool spoke;	  /* it has declared a tensor, contributed, ... */
+	bool to_ask;	  /* it has attached, and hears of what is being forgotten: forget.c */
 	bool named;	  /* it has told this home, which is fresh, its tensors: forget.c */
 	bool asked,
 		idle; /* it was told that this process is about to end; and has said that it may */

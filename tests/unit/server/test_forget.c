@@ -146,6 +146,67 @@ TEST(not_where_a_node_has_left)
 	far_expect(far, forget(far, &layout, 0, key, 3), -EBUSY, "a rank uses");
 }
 
+#define MANY 2000
+
+/* Keys 1 to MANY, which node 0 asks to forget. */
+static struct layout asked_to_forget_many(struct far *far)
+{
+	struct layout layout = formed(far);
+	char name[32];
+
+	for (uint64_t key = 1; key <= MANY; key++) {
+		(void)snprintf(name, sizeof(name), "x%u", (unsigned)key);
+		ASSERT_EQ(far_tensor(far, &layout, name, DTYPE_FLOAT32, 5, NULL), key);
+		(void)forget(far, &layout, 0, key, 3);
+	}
+	return layout;
+}
+
+/* However often a node attaches: it is asked a little at once, the rest in later turns. */
+TEST(a_node_that_attaches_hears_of_many_in_pieces)
+{
+	FAR = far_new(&(struct far_options){ .max_tensors = MANY });
+	struct layout layout = asked_to_forget_many(far);
+	unsigned before = far->told[1].n_unused;
+
+	ASSERT_EQ(before, MANY);
+	for (unsigned i = 0; i < 8; i++)
+		far_expect(far, far_attach(far, 1, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
+	ASSERT_INT(far->told[1].n_unused - before, <, MANY / 2);
+	while (far->told[1].n_unused < before + MANY)
+		ASSERT_OK(loop_turn(far->loop, 0));
+	for (uint64_t key = 1; key <= MANY; key++)
+		far_expect(far, forget(far, &layout, 1, key, 3), 0, NULL);
+}
+
+TEST(many_are_kept_in_pieces_when_a_node_leaves)
+{
+	FAR = far_new(&(struct far_options){ .max_tensors = MANY });
+	struct layout layout = asked_to_forget_many(far);
+	unsigned n = 0;
+
+	notice(far, &layout, DATA_LEAVE, 1, 0);
+	for (struct asked *asked = far->all; asked; asked = asked->next)
+		n += asked->done && asked->status == -EBUSY;
+	ASSERT_INT(n, <, MANY / 8);
+	for (struct asked *asked = far->all; asked; asked = asked->next)
+		far_wait(far, asked);
+}
+
+/* A job ends while a node is asked. */
+TEST(the_end_of_a_job_ends_the_asking)
+{
+	FAR = far_new(&(struct far_options){ .max_tensors = MANY });
+	struct layout layout = asked_to_forget_many(far);
+
+	far_expect(far, far_attach(far, 1, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
+	far_notice(far, 1, DATA_FAIL_JOB, layout.job, 0, 0, 1, EIO, "no more");
+	for (struct asked *asked = far->all; asked; asked = asked->next)
+		far_wait(far, asked);
+	while (far_n_jobs(far))
+		ASSERT_OK(loop_turn(far->loop, 0));
+}
+
 TEST(the_job_s_end_answers)
 {
 	FAR = far_new(NULL);
