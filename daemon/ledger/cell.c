@@ -26,15 +26,14 @@ static uint64_t hash_of(uint64_t key, uint64_t round, uint32_t block, uint32_t p
 
 int ledger_read_record(const struct ledger *ledger, void **ret_record, size_t *ret_len)
 {
-	const volatile struct ledger_header *header = ledger_header(ledger);
-	size_t len = MIN(header->job_len, LEDGER_JOB_MAX);
-	void *record = malloc(MAX(len, (size_t)1));
+	void *record = malloc(MAX(ledger->record_len, (size_t)1));
 
 	if (!record)
 		return error_origin(-ENOMEM);
-	memcpy(record, ledger->memory->data + ledger_job_offset(ledger->n_journals), len);
+	if (ledger->record_len)
+		memcpy(record, ledger->record, ledger->record_len);
 	*ret_record = record;
-	*ret_len = len;
+	*ret_len = ledger->record_len;
 	return 0;
 }
 
@@ -303,8 +302,8 @@ static int read_tensor(struct ledger *ledger, uint32_t place, struct failure *fa
 	struct ledger_tensor copy;
 	uint32_t state;
 
-	memcpy(&copy, tensor_of(ledger, place), sizeof(copy));
-	__asm__ volatile("" ::: "memory");
+	if (ledger_copy(ledger, tensor_of(ledger, place), &copy, sizeof(copy)))
+		return failure_set(failure, -EPROTO, "the ledger cannot be read");
 	state = atomic_load_explicit(&copy.state, memory_order_relaxed);
 	known = calloc(1, sizeof(*known));
 	if (!known)
@@ -332,7 +331,7 @@ static int read_tensor(struct ledger *ledger, uint32_t place, struct failure *fa
 	return failure_set(failure, -ENOMEM, "out of memory for a ledger");
 }
 
-static int read_tensors(struct ledger *ledger, struct failure *failure)
+static int read_tensors(struct ledger *ledger, uint32_t max, struct failure *failure)
 {
 	uint32_t n =
 		atomic_load_explicit(&ledger_header(ledger)->tensors_used, memory_order_acquire);
@@ -340,6 +339,10 @@ static int read_tensors(struct ledger *ledger, struct failure *failure)
 
 	if (n > ledger->n_tensors)
 		return failure_set(failure, -EPROTO, "the ledger is damaged: %u tensors", n);
+	if (n > max)
+		return failure_set(
+			failure, -EPROTO,
+			"the ledger has room for %u tensors in use, and max_tensors is %u", n, max);
 	ledger->tensors.n_places = n;
 	for (uint32_t i = 0; i < n && !r; i++)
 		r = read_tensor(ledger, i, failure);
@@ -599,8 +602,8 @@ static int read_cell(struct ledger *ledger, uint32_t number, struct failure *fai
 	struct ledger_kept *kept = &ledger->kept[number];
 	struct ledger_cell copy;
 
-	memcpy(&copy, cell_of(ledger, number), sizeof(copy));
-	__asm__ volatile("" ::: "memory");
+	if (ledger_copy(ledger, cell_of(ledger, number), &copy, sizeof(copy)))
+		return failure_set(failure, -EPROTO, "the ledger cannot be read");
 	if (atomic_load_explicit(&copy.state, memory_order_relaxed) == LEDGER_EMPTY) {
 		ledger->free_cells[ledger->n_free_cells++] = number;
 		return 0;
@@ -635,7 +638,7 @@ static int read_cell(struct ledger *ledger, uint32_t number, struct failure *fai
 	return 0;
 }
 
-int ledger_cells_open(struct ledger *ledger, struct failure *failure)
+int ledger_cells_open(struct ledger *ledger, uint32_t max_tensors, struct failure *failure)
 {
 	uint32_t n;
 	int r;
@@ -658,5 +661,5 @@ int ledger_cells_open(struct ledger *ledger, struct failure *failure)
 	ledger->n_peak = n - ledger->n_free_cells;
 	ledger->n_allowed = MAX(ledger->n_allowed, ledger->n_peak);
 	(void)ledger_cells_trim(ledger, ledger->n_allowed);
-	return read_tensors(ledger, failure);
+	return read_tensors(ledger, max_tensors, failure);
 }

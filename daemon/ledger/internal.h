@@ -34,6 +34,13 @@ struct ledger_tensors {
 	struct ledger_known *spare; /* forgotten: each with the place that it had */
 };
 
+/* While a ledger is opened: what was read of its memfd last, from where. */
+struct ledger_window {
+	int fd;
+	char *data;
+	uint64_t at;
+};
+
 struct ledger {
 	struct buffer *memory;
 	dev_t device;
@@ -69,6 +76,10 @@ struct ledger {
 	struct quota *quota; /* or NULL: nobody is charged */
 	uint64_t charged;    /* beside cells, and tensors */
 	uint32_t n_cells_charged;
+
+	struct ledger_window window;
+	void *record; /* of the job, as it was found; or NULL */
+	size_t record_len;
 
 	unsigned n_threads;
 	uint32_t own[]; /* journal of each thread */
@@ -118,6 +129,12 @@ static inline void ledger_fence(void)
 #endif
 }
 
+/*
+ * For ledger_open(): copies what was left, out of the trainers' reach. What is not there is zeroes, and stays away: pages that were made
+ * by looking at the mapping would be charged to this daemon. Returns 0, -EPROTO or -ENOMEM.
+ */
+int ledger_copy(struct ledger *ledger, const void *from, void *copy, size_t len);
+
 /* journal.c */
 /* Reads the journals that were left, after the records; gives each thread one of the others. As ledger_open(). */
 int ledger_take_journals(struct ledger *ledger, struct failure *failure);
@@ -143,7 +160,7 @@ void ledger_cell_put_back(struct ledger *ledger, uint32_t cell);
 /* Makes room for cells; n_cells is set. Returns 0 or -ENOMEM. */
 int ledger_cells_init(struct ledger *ledger);
 /* Reads what the daemon before has left in cells and tensors. As ledger_open(). */
-int ledger_cells_open(struct ledger *ledger, struct failure *failure);
+int ledger_cells_open(struct ledger *ledger, uint32_t max_tensors, struct failure *failure);
 void ledger_cells_done(struct ledger *ledger);
 /* Charges ledger->quota with cells that have memory already: 0 or -EDQUOT. */
 int ledger_cells_charge(struct ledger *ledger);

@@ -37,15 +37,20 @@ static const struct ledger_old *old_of(const struct ledger *ledger, uint32_t rec
 static int read_journal(struct ledger *ledger, uint32_t number, bool *ret_stale,
 			struct failure *failure)
 {
-	struct ledger_journal *journal = ledger_journal(ledger, number);
-	uint32_t taken = atomic_load_explicit(&journal->taken, memory_order_acquire);
-	uint64_t progress = atomic_load_explicit(&journal->progress, memory_order_acquire);
-	uint64_t part = *(volatile uint64_t *)&journal->part;
-	uint32_t done = (uint32_t)progress, staged = (uint32_t)(progress >> 32);
+	struct ledger_journal copy;
+	uint64_t progress, part;
+	uint32_t taken, done, staged;
 	const struct ledger_old *old;
 	size_t size;
 
 	*ret_stale = false;
+	if (ledger_copy(ledger, ledger_journal(ledger, number), &copy, sizeof(copy)))
+		return failure_set(failure, -EPROTO, "the ledger cannot be read");
+	taken = atomic_load_explicit(&copy.taken, memory_order_relaxed);
+	progress = atomic_load_explicit(&copy.progress, memory_order_relaxed);
+	part = copy.part;
+	done = (uint32_t)progress;
+	staged = (uint32_t)(progress >> 32);
 	if (!taken)
 		return 0;
 	if (taken > LEDGER_RECORDS)

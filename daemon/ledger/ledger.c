@@ -10,6 +10,9 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+/* What is read of a ledger at once: of its length a part, as of its offsets; a power of two. */
+#define WINDOW 4096
+
 /* Its holders are charged by whom they are known to; not here. */
 static struct quota unlimited = { .limit = UINT64_MAX };
 
@@ -72,6 +75,8 @@ struct ledger *ledger_free(struct ledger *ledger)
 	(void)buffer_unref(ledger->memory);
 	free(ledger->old);
 	free(ledger->stale);
+	free(ledger->window.data);
+	free(ledger->record);
 	ledger_cells_done(ledger);
 	quota_release(ledger->quota, ledger->charged);
 	free(ledger);
@@ -82,7 +87,7 @@ int ledger_charge_to(struct ledger *ledger, struct quota *quota)
 {
 	uint64_t bytes = sizeof(*ledger) + ledger_len(ledger->n_journals) +
 			 ledger->n_cells * (sizeof(ledger->kept[0]) + 2 * sizeof(uint32_t)) +
-			 ledger->tensors.n_places * LEDGER_KNOWN_BYTES;
+			 ledger->tensors.n_places * LEDGER_KNOWN_BYTES + ledger->record_len;
 
 	if (quota_charge(quota, bytes))
 		return error_origin(-EDQUOT);
@@ -214,15 +219,50 @@ static int check_header(const struct ledger_header *header, uint64_t len, uint64
 	return 0;
 }
 
+static int fill(struct ledger_window *window, uint64_t at)
+{
+	ssize_t n;
+
+	if (window->data && window->at == at)
+		return 0;
+	if (!window->data)
+		window->data = malloc(WINDOW);
+	if (!window->data)
+		return error_origin(-ENOMEM);
+	n = pread(window->fd, window->data, WINDOW, (off_t)at);
+	window->at = n == WINDOW ? at : UINT64_MAX;
+	return n == WINDOW ? 0 : error_origin(-EPROTO);
+}
+
+int ledger_copy(struct ledger *ledger, const void *from, void *copy, size_t len)
+{
+	uint64_t at = (uint64_t)((const char *)from - (const char *)ledger->memory->data);
+	char *to = copy;
+	int r;
+
+	for (size_t n; len; at += n, to += n, len -= n) {
+		n = MIN(len, (size_t)(WINDOW - at % WINDOW));
+		r = fill(&ledger->window, at - at % WINDOW);
+		if (r)
+			return error_trace(r);
+		memcpy(to, ledger->window.data + at % WINDOW, n);
+	}
+	return 0;
+}
+
+static int damaged(struct failure *failure)
+{
+	return failure_set(failure, -EPROTO, "the ledger cannot be read");
+}
+
 /* Copies a record that is in use, and checks it. */
 static int read_record(struct ledger *ledger, uint32_t number, struct failure *failure)
 {
 	struct ledger_old *old = &ledger->old[ledger->n_old];
 	struct ledger_record copy;
 
-	memcpy(&copy, ledger_record(ledger, number), sizeof(copy));
-	/* The copy is what is checked and used: the compiler must not go back to the original. */
-	__asm__ volatile("" ::: "memory");
+	if (ledger_copy(ledger, ledger_record(ledger, number), &copy, sizeof(copy)))
+		return damaged(failure);
 	*old = (struct ledger_old){
 		.record = number,
 		.round = copy.round,
@@ -253,11 +293,13 @@ static int read_record(struct ledger *ledger, uint32_t number, struct failure *f
 static int read_records(struct ledger *ledger, struct failure *failure)
 {
 	size_t n_used = 0;
+	uint32_t state;
 	int r;
 
 	for (uint32_t i = LEDGER_RECORDS; i--;) {
-		if (atomic_load_explicit(&ledger_record(ledger, i)->state, memory_order_acquire) ==
-		    LEDGER_FREE)
+		if (ledger_copy(ledger, &ledger_record(ledger, i)->state, &state, sizeof(state)))
+			return damaged(failure);
+		if (state == LEDGER_FREE)
 			ledger->free_records[ledger->n_free++] = i;
 		else
 			n_used++;
@@ -278,8 +320,24 @@ static int read_records(struct ledger *ledger, struct failure *failure)
 	return 0;
 }
 
-int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct ledger **ret_ledger,
-		struct failure *failure)
+/* What it says of the job, where it goes through servers. */
+static int read_job(struct ledger *ledger, const struct ledger_header *header,
+		    struct failure *failure)
+{
+	if (!ledger->n_cells)
+		return 0;
+	ledger->record = malloc(MAX(header->job_len, 1u));
+	if (!ledger->record)
+		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
+	ledger->record_len = header->job_len;
+	if (ledger_copy(ledger, ledger->memory->data + ledger_job_offset(ledger->n_journals),
+			ledger->record, ledger->record_len))
+		return damaged(failure);
+	return 0;
+}
+
+int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, uint32_t max_tensors,
+		struct ledger **ret_ledger, struct failure *failure)
 {
 	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
 	struct ledger_header header;
@@ -299,8 +357,9 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 	r = ledger_map(fd, (uint64_t)st.st_size, n_threads, &ledger, failure);
 	if (r)
 		return r;
-	memcpy(&header, ledger->memory->data, sizeof(header));
-	__asm__ volatile("" ::: "memory");
+	ledger->window.fd = fd;
+	if (ledger_copy(ledger, ledger->memory->data, &header, sizeof(header)))
+		return damaged(failure);
 	r = check_header(&header, (uint64_t)st.st_size, job, size, failure);
 	if (r)
 		return r;
@@ -316,13 +375,16 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 	ledger->same_namespace =
 		header.pid_namespace && header.pid_namespace == process_namespace();
 	ledger_header(ledger)->pid_namespace = process_namespace();
-	r = read_records(ledger, failure);
+	r = read_job(ledger, &header, failure);
+	if (!r)
+		r = read_records(ledger, failure);
 	if (!r)
 		r = ledger_take_journals(ledger, failure);
 	if (!r)
-		r = ledger_cells_open(ledger, failure);
+		r = ledger_cells_open(ledger, max_tensors, failure);
 	if (r)
 		return r;
+	freep(&ledger->window.data);
 	*ret_ledger = TAKE_PTR(ledger);
 	return 0;
 }

@@ -108,7 +108,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memory = mmap(NULL, header.len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	FUZZ_CHECK(memory != MAP_FAILED);
 	lay_over(memory, data, size);
-	r = ledger_open(fd, JOB, SIZE, 1, &ledger, &failure);
+	r = ledger_open(fd, JOB, SIZE, 1, LEDGER_TENSORS_MAX, &ledger, &failure);
 	if (r) {
 		FUZZ_CHECK(r == failure.status && failure.text[0] && r == -EPROTO);
 	} else if (ledger_is_far(ledger)) {

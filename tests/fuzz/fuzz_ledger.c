@@ -134,7 +134,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memory = mmap(NULL, ledger_len(N_JOURNALS), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	FUZZ_CHECK(memory != MAP_FAILED);
 	lay_over(memory, data, size);
-	r = ledger_open(fd, JOB, SIZE, N_THREADS, &ledger, &failure);
+	r = ledger_open(fd, JOB, SIZE, N_THREADS, LEDGER_TENSORS_MAX, &ledger, &failure);
 	if (r)
 		FUZZ_CHECK(r == failure.status && failure.text[0] &&
 			   (r == -EPROTO || r == -ESTALE || r == -ECONNRESET));

@@ -225,7 +225,8 @@ static int begin(struct agent *agent, struct agent_join *join, uint64_t number, 
 	bool through_servers, is_next = false;
 	int r;
 
-	r = ledger_open(fd, number, join->size, n_threads(agent), &ledger, failure);
+	r = ledger_open(fd, number, join->size, n_threads(agent), agent->params.max_tensors,
+			&ledger, failure);
 	through_servers = join->n_nodes > 1 || join->force_distributed;
 	if (!r && join->elastic)
 		through_servers = ledger_is_far(ledger);

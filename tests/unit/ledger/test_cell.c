@@ -25,7 +25,7 @@ static struct ledger *make(int *ret_fd)
 static int reopen(struct ledger **ledger, int fd, struct failure *failure)
 {
 	*ledger = ledger_free(*ledger);
-	return ledger_open(fd, JOB, SIZE, 1, ledger, failure);
+	return ledger_open(fd, JOB, SIZE, 1, LEDGER_TENSORS_MAX, ledger, failure);
 }
 
 static struct ledger *again(struct ledger *ledger, int fd)
@@ -370,6 +370,39 @@ static void *take_some(void *user)
 	}
 	free(cells);
 	return NULL;
+}
+
+/* It is mostly holes: pages that the next process would make of them are its own, whoever keeps the memfd. */
+TEST(what_is_not_there_is_not_made_by_looking)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	uint64_t before = memory_of(fd);
+	size_t len;
+	void *record;
+
+	ledger = again(ledger, fd);
+	ASSERT_OK(ledger_read_record(ledger, &record, &len));
+	ASSERT_EQ(len, sizeof(RECORD));
+	free(record);
+	ASSERT_EQ(memory_of(fd), before);
+	ledger_free(ledger);
+}
+
+/* Each takes the daemon time and memory before it is known whose they are. */
+TEST(a_ledger_with_too_many_tensors_is_refused)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	struct failure failure = { 0 };
+
+	ASSERT_OK(ledger_tensor_add(ledger, "a", DTYPE_FLOAT32, 5, 1, 0));
+	ASSERT_OK(ledger_tensor_add(ledger, "b", DTYPE_FLOAT32, 5, 2, 64));
+	ledger_free(ledger);
+	ASSERT_EQ(ledger_open(fd, JOB, SIZE, 1, 1, &ledger, &failure), -EPROTO);
+	ASSERT_CONTAINS(failure.text, "2 tensors in use, and max_tensors is 1");
+	ASSERT_OK(ledger_open(fd, JOB, SIZE, 1, 2, &ledger, &failure));
+	ledger_free(ledger);
 }
 
 TEST(threads_take_cells)

@@ -33,7 +33,7 @@ static struct ledger *reopen(int fd, unsigned n_threads)
 	struct failure failure = { 0 };
 	struct ledger *ledger;
 
-	if (ledger_open(fd, JOB, SIZE, n_threads, &ledger, &failure))
+	if (ledger_open(fd, JOB, SIZE, n_threads, LEDGER_TENSORS_MAX, &ledger, &failure))
 		test_fail(__FILE__, __LINE__, "%s", failure.text);
 	return ledger;
 }
@@ -132,7 +132,7 @@ static void expect_damaged(int fd, const char *words)
 	struct failure failure = { 0 };
 	struct ledger *ledger;
 
-	ASSERT_EQ(ledger_open(fd, JOB, SIZE, 1, &ledger, &failure), -EPROTO);
+	ASSERT_EQ(ledger_open(fd, JOB, SIZE, 1, LEDGER_TENSORS_MAX, &ledger, &failure), -EPROTO);
 	ASSERT_CONTAINS(failure.text, words);
 }
 
@@ -320,7 +320,9 @@ TEST(too_few_hands_are_told)
 	begin(ledger, &round);
 	leave_part(&round, 0, 0, 4, 4);
 	ledger_free(ledger);
-	ASSERT_EQ(ledger_open(fd, JOB, SIZE, LEDGER_JOURNALS_MIN, &ledger, &failure), -ECONNRESET);
+	ASSERT_EQ(ledger_open(fd, JOB, SIZE, LEDGER_JOURNALS_MIN, LEDGER_TENSORS_MAX, &ledger,
+			      &failure),
+		  -ECONNRESET);
 	ASSERT_TRUE(strstr(failure.text, "64 journals, 1 of them full"));
 	ledger = reopen(fd, LEDGER_JOURNALS_MIN - 1);
 	ledger_free(ledger);
@@ -333,9 +335,11 @@ TEST(another_jobs_is_refused)
 	struct ledger *ledger;
 
 	ledger_free(make(1, &fd));
-	ASSERT_EQ(ledger_open(fd, JOB + 1, SIZE, 1, &ledger, &failure), -EPROTO);
+	ASSERT_EQ(ledger_open(fd, JOB + 1, SIZE, 1, LEDGER_TENSORS_MAX, &ledger, &failure),
+		  -EPROTO);
 	ASSERT_TRUE(strstr(failure.text, "the ledger is of run"));
-	ASSERT_EQ(ledger_open(fd, JOB, SIZE + 1, 1, &ledger, &failure), -EPROTO);
+	ASSERT_EQ(ledger_open(fd, JOB, SIZE + 1, 1, LEDGER_TENSORS_MAX, &ledger, &failure),
+		  -EPROTO);
 	ASSERT_TRUE(strstr(failure.text, "the ledger is of run"));
 	ledger_free(reopen(fd, 1));
 }
