@@ -58,7 +58,8 @@ static struct mark *mark_reached(struct waiter *waiter)
 	(void)pthread_mutex_unlock(&worker.marks_lock);
 	(void)pthread_mutex_lock(&waiter->lock);
 	mark = waiter->first;
-	next = waiter->first = mark->next;
+	next = mark->next;
+	waiter->first = next;
 	mark->next = waiter->spare;
 	waiter->spare = mark;
 	(void)pthread_mutex_unlock(&waiter->lock);
