@@ -152,6 +152,11 @@ void box_post(struct box *box, struct mail *mail)
 		loop_post(boxes->loop, &boxes->mail);
 }
 
+static bool box_is_empty(const struct box *box)
+{
+	return !box->first && !atomic_load_explicit(&box->posted, memory_order_relaxed);
+}
+
 void boxes_drain(struct boxes *boxes)
 {
 	if (boxes->goes_on)
@@ -210,4 +215,29 @@ void worker_post(struct worker *worker, struct mail *mail)
 		loop_post(worker->loop, mail);
 	else
 		mail->run(mail);
+}
+
+void worker_post_home(struct worker *worker, struct box *box, struct mail *mail)
+{
+	bool at_once = !worker->thread && box_is_empty(box);
+
+	if (at_once && worker->until_ns && ++worker->n_mails % BOX_UNTIMED == 0)
+		at_once = clock_now_ns() < worker->until_ns;
+	if (at_once)
+		mail->run(mail);
+	else
+		box_post(box, mail);
+}
+
+bool worker_receive(struct worker *worker, const struct box *box)
+{
+	if (worker->thread)
+		return true;
+	worker->until_ns = clock_now_ns() + BOXES_TURN_NS;
+	return box_is_empty(box);
+}
+
+void worker_received(struct worker *worker)
+{
+	worker->until_ns = 0;
 }

@@ -110,6 +110,9 @@ struct worker {
 	struct batch batch;
 	struct rate rate;
 	uint64_t n_copied; /* bytes of payloads, while it receives */
+	uint64_t
+		until_ns; /* where the loop is home, and while it receives: mail is run at once; or 0 */
+	unsigned n_mails;
 	unsigned char buffer[RECEIVE_BUFFER];
 };
 
@@ -121,3 +124,11 @@ void worker_stop(struct worker *worker);
 struct worker *worker_free(struct worker *worker);
 /* Mail to a lane of this worker: run at once when that is home, where we are. */
 void worker_post(struct worker *worker, struct mail *mail);
+/*
+ * Mail to home of a lane of this worker, which the box is of: run at once when that is home, where we are, but behind what lies
+ * in the box, and of what is received in one go no more than takes a moment.
+ */
+void worker_post_home(struct worker *worker, struct box *box, struct mail *mail);
+/* A lane is about to receive. Returns false when home has still to run what came before: then it has to wait. */
+bool worker_receive(struct worker *worker, const struct box *box);
+void worker_received(struct worker *worker);

@@ -20,10 +20,7 @@
 
 void lane_post_home(struct lane *lane, struct mail *mail)
 {
-	if (lane->worker->thread)
-		box_post(&lane->to_home, mail);
-	else
-		mail->run(mail);
+	worker_post_home(lane->worker, &lane->to_home, mail);
 }
 
 static void lane_on_start(struct mail *mail);

@@ -496,9 +496,11 @@ static bool lane_receive_once(struct lane *lane)
 void lane_receive(struct lane *lane)
 {
 	uint64_t before = atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
+	bool more = true;
 
-	for (unsigned i = 0; i < RECEIVE_ROUNDS && lane_receive_once(lane); i++)
-		;
+	for (unsigned i = 0; more && i < RECEIVE_ROUNDS; i++)
+		more = worker_receive(lane->worker, &lane->to_home) && lane_receive_once(lane);
+	worker_received(lane->worker);
 	lane_watch(lane);
 	metric_add(&lane->transport->copied, lane->worker->n_copied);
 	lane->worker->n_copied = 0;

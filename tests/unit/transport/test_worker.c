@@ -103,6 +103,51 @@ TEST(boxes_take_turns)
 	boxes_drain(&boxes);
 }
 
+/* Where home has no thread beside it, what one lane receives in one go is run at once only as far as takes a moment. */
+TEST(home_receives_for_a_moment)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	static struct job jobs[N], late;
+	struct worker *worker;
+	struct box box, empty;
+	unsigned n_at_once;
+
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(worker_new(loop, NULL, &worker));
+	box_init(&box, &worker->to_home);
+	box_init(&empty, &worker->to_home);
+	ASSERT_TRUE(worker_receive(worker, &box));
+	for (unsigned i = 0; i < N; i++) {
+		jobs[i] = (struct job){ .mail.run = work, .number = i };
+		worker_post_home(worker, &box, &jobs[i].mail);
+	}
+	/* 100 us, and as many as go between two looks at the clock. */
+	n_at_once = n_run;
+	ASSERT_INT(n_at_once, >, 0);
+	ASSERT_INT(n_at_once, <=, 8);
+	/* No more is read; and nothing overtakes what waits. */
+	ASSERT_TRUE(!worker_receive(worker, &box));
+	ASSERT_TRUE(worker_receive(worker, &empty));
+	worker_received(worker);
+	late = (struct job){ .mail.run = work, .number = N };
+	worker_post_home(worker, &box, &late.mail);
+	ASSERT_EQ(n_run, n_at_once);
+	ASSERT_OK(loop_turn(loop, 0));
+	ASSERT_INT(n_run, >, n_at_once);
+	ASSERT_INT(n_run, <, N);
+	while (n_run <= N)
+		ASSERT_OK(loop_turn(loop, 0));
+	ASSERT_TRUE(worker_receive(worker, &box));
+	worker_received(worker);
+	/* What is not received is run at once, however long it takes. */
+	for (unsigned i = 0; i < N; i++) {
+		jobs[i].number = N + 1 + i;
+		worker_post_home(worker, &box, &jobs[i].mail);
+	}
+	ASSERT_EQ(n_run, 2 * N + 1);
+	(void)worker_free(worker);
+}
+
 static struct box *freed;
 
 static void free_it(struct mail *mail)
