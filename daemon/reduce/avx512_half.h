@@ -83,6 +83,19 @@ INLINE struct simd_pair bf16_load(const void *p)
 	return (struct simd_pair){ MM(slli_epi32)(v, 16), bf16_high(v) };
 }
 
+INLINE vec bf16_expand(half v)
+{
+	return MM(slli_epi32)(MM(cvtepu16_epi32)(v), 16);
+}
+
+INLINE struct simd_pair bf16_widen(const void *p)
+{
+	const half *halves = p;
+
+	return (struct simd_pair){ bf16_expand(HALF(loadu)(&halves[0])),
+				   bf16_expand(HALF(loadu)(&halves[1])) };
+}
+
 INLINE void whole_put(void *p, vec v, bool stream)
 {
 	if (stream)

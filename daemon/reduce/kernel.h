@@ -18,8 +18,8 @@ struct reduce_span {
 	const void *const *inputs;
 	size_t n_inputs;
 	void *output;
-	size_t offset;	   /* of the span in the output and in every input, bytes */
-	size_t len;	   /* bytes, whole elements */
+	size_t offset;	   /* of the span in the output, bytes; in every input so many elements */
+	size_t len;	   /* bytes of output, whole elements */
 	float divisor_f32; /* over scale */
 	float scale_f16; /* by which a sum of float16 is divided before it is rounded; see reduce_params */
 	double divisor_f64;
@@ -36,6 +36,8 @@ struct reduce_kernels {
 	void (*copy_two)(void *a, void *b, const void *from, size_t len);
 	/* NULL where there is none: averages of integers are reduce_average(). */
 	reduce_span_fn *run[DTYPE_MAX_ + 1][REDUCTION_MAX_ + 1];
+	/* By the type of all inputs: float16 or bfloat16, of which the output is the reduction in float32. */
+	reduce_span_fn *widen[DTYPE_BFLOAT16 + 1][REDUCTION_MAX_ + 1];
 };
 
 extern const struct reduce_kernels reduce_kernels_scalar;

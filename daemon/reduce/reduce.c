@@ -1,7 +1,7 @@
 /*
  * Chooses the set of kernels once, and runs a sum by them: which bytes are written past the
- * caches, the division of an integer average, the copies to further outputs. The agent and the
- * server call, in the pool or on the control thread.
+ * caches, inputs of several types, the division of an integer average, the copies to further
+ * outputs. The agent and the server call, in the pool or on the control thread.
  */
 #include "reduce/reduce.h"
 #include "base/cpu.h"
@@ -154,12 +154,77 @@ static void span_copy(const struct reduce_kernels *kernels, const struct reduce_
 	}
 }
 
+/* The type of all inputs, or 0: they differ. */
+static unsigned common_dtype(const struct reduce_params *params)
+{
+	unsigned dtype = params->input_dtypes ? params->input_dtypes[0] : params->dtype;
+
+	for (size_t i = 1; params->input_dtypes && i < params->n_inputs; i++)
+		if (params->input_dtypes[i] != dtype)
+			return 0;
+	return dtype;
+}
+
+/* Elements of inputs of several types that are summed at a time: both buffers stay in the first cache. */
+#define MIXED_ELEMENTS 1024u
+
+/* len bytes, at offset, of one input as float32, which it may be. */
+static const void *widened(const struct reduce_kernels *kernels, const struct reduce_params *params,
+			   size_t i, size_t offset, size_t len, float *buffer)
+{
+	unsigned dtype = params->input_dtypes[i];
+	const void *input = params->inputs[i];
+	struct reduce_span span = { .n_inputs = 1, .output = buffer, .len = len };
+
+	if (dtype == params->dtype)
+		return (const char *)input + offset;
+	input = (const char *)input + offset / sizeof(float) * dtype_size(dtype);
+	span.inputs = &input;
+	kernels->widen[dtype][REDUCTION_SUM](&span);
+	return buffer;
+}
+
+/*
+ * Inputs of several types: as ever the first two, then the next to their sum, in pieces. Only the last step writes the output, which
+ * may be any of the inputs.
+ */
+static void span_mixed(const struct reduce_kernels *kernels, const struct reduce_params *params,
+		       const struct reduce_span *whole)
+{
+	unsigned reduction = params->reduction;
+	unsigned step = reduction == REDUCTION_AVERAGE ? REDUCTION_SUM : reduction;
+	float sum[MIXED_ELEMENTS], next[MIXED_ELEMENTS];
+	const size_t end = whole->offset + whole->len, last = params->n_inputs - 1;
+
+	for (size_t at = whole->offset, len; at < end; at += len) {
+		struct reduce_span span = *whole;
+		const void *inputs[2];
+
+		len = MIN(end - at, sizeof(sum));
+		inputs[0] = widened(kernels, params, 0, at, len, sum);
+		span.inputs = inputs;
+		span.n_inputs = 2;
+		span.offset = 0;
+		span.len = len;
+		span.stream = false;
+		for (size_t i = 1; i <= last; i++) {
+			inputs[1] = widened(kernels, params, i, at, len, next);
+			span.output = i == last ? (char *)whole->output + at : (char *)sum;
+			kernels->run[params->dtype][i == last ? reduction : step](&span);
+			inputs[0] = sum;
+		}
+	}
+}
+
 int reduce_run(const struct reduce_params *params)
 {
 	const struct reduce_kernels *kernels = kernels_get();
 	size_t size = dtype_size(params->dtype), len = params->n_elements * size;
 	bool stream = len >= REDUCE_STREAM_BYTES && !outputs_alias(params);
-	reduce_span_fn *run = kernels->run[params->dtype][params->reduction];
+	unsigned from = common_dtype(params);
+	reduce_span_fn *run = from == params->dtype ? kernels->run[from][params->reduction]
+			      : from		    ? kernels->widen[from][params->reduction]
+						    : NULL;
 	bool fits = true;
 	float scale = (float)(params->scale ?: 1);
 	struct reduce_span span = {
@@ -176,6 +241,9 @@ int reduce_run(const struct reduce_params *params)
 	assert(params->n_inputs && params->n_outputs);
 	assert(params->reduction != REDUCTION_AVERAGE || params->divisor);
 	assert(params->scale <= 1 || params->dtype == DTYPE_FLOAT16);
+	for (size_t i = 0; params->input_dtypes && i < params->n_inputs; i++)
+		assert(params->input_dtypes[i] == params->dtype ||
+		       reduce_widens(params->input_dtypes[i], params->dtype));
 	if (params->n_outputs == 1 && run) {
 		span.len = len;
 		span.stream = stream;
@@ -188,6 +256,8 @@ int reduce_run(const struct reduce_params *params)
 		span.len = MIN(len - span.offset, (size_t)REDUCE_PIECE_BYTES);
 		if (run)
 			span_run(run, &span);
+		else if (!from)
+			span_mixed(kernels, params, &span);
 		else
 			fits &= reduce_average(params->dtype, &span, params->divisor);
 		span_copy(kernels, params, &span, stream);

@@ -12,6 +12,8 @@
  *   NaN	every NaN in an output is the canonical quiet one (0x7ff8..., 0x7fc00000, 0x7e00, 0x7fc0).
  *   bool	any non-zero byte counts as true; outputs are 0 or 1.
  *   Denormals	are kept (no flush to zero).
+ *   Widening	inputs of float16 and bfloat16 for an output of float32 are exact numbers of it: the result is that of inputs
+ *		that were converted before.
  *
  * Any thread; no allocation; no state beyond the choice of kernels.
  */
@@ -35,7 +37,11 @@ struct reduce_params {
 	size_t n_elements;
 	const void *const *inputs; /* n_inputs >= 1, naturally aligned to the element */
 	size_t n_inputs;
-	/* n_outputs >= 1; each may be equal to any input, but not overlap one otherwise. Naturally aligned too. */
+	/* Each one's, dtype or, where reduce_widens(), a narrower one; NULL: dtype. */
+	const uint8_t *input_dtypes;
+	/*
+	 * n_outputs >= 1; each may be equal to any input of dtype, but not overlap one otherwise. Naturally aligned too.
+	 */
 	void *const *outputs;
 	size_t n_outputs;
 	uint64_t divisor; /* AVERAGE only */
@@ -75,6 +81,12 @@ void reduce_copy(void *const *outputs, size_t n_outputs, const void *input, size
 
 /* Whether the type can be reduced so (average of bool cannot). */
 bool reduce_supported(unsigned dtype, unsigned reduction);
+
+/* Whether inputs of a type are summed into outputs of another, wider one. */
+static inline bool reduce_widens(unsigned from, unsigned to)
+{
+	return to == DTYPE_FLOAT32 && (from == DTYPE_FLOAT16 || from == DTYPE_BFLOAT16);
+}
 
 /* Name of the chosen kernels: "scalar", "avx2", "avx512", "avx512_bf16", "avx512_256", "neon". */
 const char *reduce_kernel_name(void);

@@ -6,19 +6,24 @@
 
 #include "reduce/simd_loops.h"
 
-#define SIMD_KERNEL(name, bytes_, load_, step_, finish_, store_, dtype_, reduction_) \
-	void name(const struct reduce_span *span)                                    \
-	{                                                                            \
-		simd_run(span, (struct simd_lanes){                                  \
-				       .bytes = bytes_,                              \
-				       .load = load_,                                \
-				       .step = step_,                                \
-				       .finish = finish_,                            \
-				       .store = store_,                              \
-				       .dtype = dtype_,                              \
-				       .reduction = reduction_,                      \
-			       });                                                   \
+#define SIMD_KERNEL_FROM(name, input_bytes_, bytes_, load_, step_, finish_, store_, dtype_, \
+			 reduction_)                                                        \
+	void name(const struct reduce_span *span)                                           \
+	{                                                                                   \
+		simd_run(span, (struct simd_lanes){                                         \
+				       .bytes = bytes_,                                     \
+				       .input_bytes = input_bytes_,                         \
+				       .load = load_,                                       \
+				       .step = step_,                                       \
+				       .finish = finish_,                                   \
+				       .store = store_,                                     \
+				       .dtype = dtype_,                                     \
+				       .reduction = reduction_,                             \
+			       });                                                          \
 	}
+
+#define SIMD_KERNEL(name, bytes, load, step, finish, store, dtype, reduction) \
+	SIMD_KERNEL_FROM(name, bytes, bytes, load, step, finish, store, dtype, reduction)
 
 #define SIMD_WHOLE(name, step, finish, dtype, reduction)                                      \
 	static SIMD_KERNEL(name, 2 * VEC_BYTES, whole_load, step, finish, whole_store, dtype, \
@@ -41,6 +46,17 @@
 	attribute SIMD_KERNEL(name##_run_max, VEC_BYTES, type##_load, f32_max, keep, all, dtype, \
 			      REDUCTION_MAX)
 
+/* To float32, as its own sums are. DTYPE: of the inputs. */
+#define SIMD_WIDENING_KERNEL(name, load, step, finish, dtype, reduction)                         \
+	static SIMD_KERNEL_FROM(name, VEC_BYTES, 2 * VEC_BYTES, load, step, finish, whole_store, \
+				dtype, reduction)
+
+#define SIMD_WIDENING(name, load, add, dtype)                                                  \
+	SIMD_WIDENING_KERNEL(name##_run_sum, load, add, f32_finish, dtype, REDUCTION_SUM)      \
+	SIMD_WIDENING_KERNEL(name##_run_avg, load, add, f32_average, dtype, REDUCTION_AVERAGE) \
+	SIMD_WIDENING_KERNEL(name##_run_min, load, f32_min, f32_finish, dtype, REDUCTION_MIN)  \
+	SIMD_WIDENING_KERNEL(name##_run_max, load, f32_max, f32_finish, dtype, REDUCTION_MAX)
+
 #define SIMD_INTEGER(type, add, dtype)                                     \
 	SIMD_WHOLE(type##_run_sum, add, keep, dtype, REDUCTION_SUM)        \
 	SIMD_WHOLE(type##_run_min, type##_min, keep, dtype, REDUCTION_MIN) \
@@ -50,6 +66,8 @@ SIMD_FLOAT(f64, DTYPE_FLOAT64)
 SIMD_FLOAT(f32, DTYPE_FLOAT32)
 SIMD_HALF(static, f16, f16, f16_add, f16_store, DTYPE_FLOAT16)
 SIMD_HALF(static __attribute__((__unused__)), bf16, bf16, f32_add, bf16_store_all, DTYPE_BFLOAT16)
+SIMD_WIDENING(f16_f32, f16_load, f16_add, DTYPE_FLOAT16)
+SIMD_WIDENING(bf16_f32, bf16_widen, f32_add, DTYPE_BFLOAT16)
 SIMD_INTEGER(i64, i64_add, DTYPE_INT64)
 SIMD_INTEGER(i32, i32_add, DTYPE_INT32)
 SIMD_INTEGER(i16, i16_add, DTYPE_INT16)
@@ -112,5 +130,9 @@ static void copy_two(void *a, void *b, const void *from, size_t len)
 			[DTYPE_INT8] = SIMD_INTEGER_ROW(i8),                                       \
 			[DTYPE_UINT8] = SIMD_INTEGER_ROW(u8),                                      \
 			[DTYPE_BOOL] = SIMD_INTEGER_ROW(bool),                                     \
+		},                                                                                 \
+		.widen = {                                                                         \
+			[DTYPE_FLOAT16] = SIMD_FLOAT_ROW(f16_f32),                                 \
+			[DTYPE_BFLOAT16] = SIMD_FLOAT_ROW(bf16_f32),                               \
 		},                                                                                 \
 	}

@@ -5,6 +5,7 @@
  *	vec, VEC_BYTES			a register seen as bytes, and its size
  *	vec_load, vec_store, vec_stream	VEC_BYTES from and to any address; to an aligned one past the caches
  *	vec_fence			orders streamed stores before later ones
+ *	bf16_widen			VEC_BYTES of memory as two registers of float32, in order; so does f16_load
  *	f16_load f16_store bf16_...	VEC_BYTES of memory as two registers of float32, in an order of their own; the store
  *					rounds, makes NaNs canonical, and has `stream` as its last argument. That of float16
  *					is given n pairs, that of bfloat16 one, without NaNs that have low bits, as the sums of
@@ -27,7 +28,8 @@
 
 /* What makes a kernel of the loops below; constant wherever it is used, so the calls are inlined. */
 struct simd_lanes {
-	size_t bytes; /* of memory that a pair takes */
+	size_t bytes;	    /* of output that a pair takes */
+	size_t input_bytes; /* and of an input: as many, or half of it */
 	struct simd_pair (*load)(const void *p);
 	vec (*step)(vec acc, vec x);
 	vec (*finish)(vec acc, const struct reduce_span *span);
@@ -37,14 +39,23 @@ struct simd_lanes {
 
 /* What is left at the end is less than a pair: the scalar kernel gives the same bits. */
 static __attribute__((__noinline__)) void simd_tail(const struct reduce_span *whole, size_t done,
-						    unsigned dtype, unsigned reduction)
+						    unsigned dtype, unsigned reduction, bool widens)
 {
 	struct reduce_span span = *whole;
 
 	span.offset += done;
 	span.len -= done;
 	span.stream = false;
-	reduce_kernels_scalar.run[dtype][reduction](&span);
+	if (widens)
+		reduce_kernels_scalar.widen[dtype][reduction](&span);
+	else
+		reduce_kernels_scalar.run[dtype][reduction](&span);
+}
+
+/* What an input has for the output's bytes from `at` on. */
+SIMD_INLINE const char *simd_input(const struct simd_lanes l, const void *input, size_t at)
+{
+	return (const char *)input + at / (l.bytes / l.input_bytes);
 }
 
 /*
@@ -80,20 +91,20 @@ SIMD_INLINE void simd_finish(const struct simd_lanes l, const struct reduce_span
  */
 SIMD_INLINE size_t simd_two(const struct reduce_span *span, const struct simd_lanes l, bool stream)
 {
-	const char *first = (const char *)span->inputs[0] + span->offset;
-	const char *second = (const char *)span->inputs[1] + span->offset;
+	const char *first = simd_input(l, span->inputs[0], span->offset);
+	const char *second = simd_input(l, span->inputs[1], span->offset);
 	char *out = (char *)span->output + span->offset;
-	size_t at = 0, len = span->len, b = l.bytes;
+	size_t at = 0, len = span->len, b = l.bytes, in_b = l.input_bytes;
 
-	for (; len - at >= 4 * b; at += 4 * b) {
+	for (; len - at >= 4 * b; at += 4 * b, first += 4 * in_b, second += 4 * in_b) {
 		struct simd_pair v[4];
 
-		if (!stream && b < 2 * VEC_BYTES) {
-			simd_ahead(first + at, 4 * b);
-			simd_ahead(second + at, 4 * b);
+		if (!stream && in_b < 2 * VEC_BYTES) {
+			simd_ahead(first, 4 * in_b);
+			simd_ahead(second, 4 * in_b);
 		}
 		SIMD_UNROLL for (size_t i = 0; i < 4; i++) v[i] =
-			simd_step(l, l.load(first + at + i * b), second + at + i * b);
+			simd_step(l, l.load(first + i * in_b), second + i * in_b);
 		simd_finish(l, span, v, 4);
 		l.store(out + at, v, 4, stream);
 	}
@@ -110,25 +121,26 @@ SIMD_INLINE size_t simd_many(const struct reduce_span *span, const struct simd_l
 	const void *const *inputs = span->inputs;
 	char *out = (char *)span->output + span->offset;
 	size_t at = 0, len = span->len, n = span->n_inputs, offset = span->offset;
-	const size_t b = l.bytes, bytes = b == 2 * VEC_BYTES && !stream ? 256 : 128;
-	const size_t n_pairs = MIN(bytes / b, 4u);
+	const size_t b = l.bytes, in_b = l.input_bytes;
+	const size_t bytes = in_b == 2 * VEC_BYTES && !stream ? 256 : 128;
+	const size_t n_pairs = MIN(bytes / in_b, 4u);
 
 	for (; len - at >= n_pairs * b; at += n_pairs * b) {
-		const char *in = (const char *)inputs[0] + offset + at;
+		const char *in = simd_input(l, inputs[0], offset + at);
 		struct simd_pair v[4];
 
 		/* Before conversions fill the window in which the processor sees what comes. */
-		if (!stream && b < 2 * VEC_BYTES) {
+		if (!stream && in_b < 2 * VEC_BYTES) {
 			__builtin_prefetch(out + at, 1);
 			__builtin_prefetch(out + at + 64, 1);
 		}
-		SIMD_UNROLL for (size_t i = 0; i < n_pairs; i++) v[i] = l.load(in + i * b);
+		SIMD_UNROLL for (size_t i = 0; i < n_pairs; i++) v[i] = l.load(in + i * in_b);
 		for (size_t k = 1; k < n; k++) {
-			in = (const char *)inputs[k] + offset + at;
+			in = simd_input(l, inputs[k], offset + at);
 			if (stream)
-				simd_ahead(in, n_pairs * b);
+				simd_ahead(in, n_pairs * in_b);
 			SIMD_UNROLL for (size_t i = 0; i < n_pairs; i++) v[i] =
-				simd_step(l, v[i], in + i * b);
+				simd_step(l, v[i], in + i * in_b);
 		}
 		simd_finish(l, span, v, n_pairs);
 		l.store(out + at, v, n_pairs, stream);
@@ -150,15 +162,15 @@ SIMD_INLINE void simd_run(const struct reduce_span *span, const struct simd_lane
 	else
 		at = simd_many(span, l, false);
 	for (; span->len - at >= b; at += b) {
-		struct simd_pair v = l.load((const char *)span->inputs[0] + span->offset + at);
+		struct simd_pair v = l.load(simd_input(l, span->inputs[0], span->offset + at));
 
 		for (size_t k = 1; k < span->n_inputs; k++)
-			v = simd_step(l, v, (const char *)span->inputs[k] + span->offset + at);
+			v = simd_step(l, v, simd_input(l, span->inputs[k], span->offset + at));
 		simd_finish(l, span, &v, 1);
 		l.store((char *)span->output + span->offset + at, &v, 1, false);
 	}
 	if (at < span->len)
-		simd_tail(span, at, l.dtype, l.reduction);
+		simd_tail(span, at, l.dtype, l.reduction, l.bytes != l.input_bytes);
 	if (span->stream)
 		vec_fence();
 }

@@ -181,6 +181,19 @@ INLINE struct simd_pair bf16_load(const void *p)
 	return (struct simd_pair){ _mm256_slli_epi32(v, 16), bf16_high(v) };
 }
 
+INLINE vec bf16_expand(__m128i v)
+{
+	return _mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16);
+}
+
+INLINE struct simd_pair bf16_widen(const void *p)
+{
+	const __m128i *halves = p;
+
+	return (struct simd_pair){ bf16_expand(_mm_loadu_si128(&halves[0])),
+				   bf16_expand(_mm_loadu_si128(&halves[1])) };
+}
+
 INLINE void bf16_store(void *p, struct simd_pair pair, bool stream)
 {
 	vec even = _mm256_srli_epi32(bf16_round(pair.a), 16);

@@ -181,6 +181,18 @@ INLINE struct simd_pair bf16_load(const void *p)
 				   bf16_high(u32(v)) };
 }
 
+INLINE vec bf16_expand(uint8x8_t v)
+{
+	return vreinterpretq_u8_u32(vshll_n_u16(vreinterpret_u16_u8(v), 16));
+}
+
+INLINE struct simd_pair bf16_widen(const void *p)
+{
+	vec v = vec_load(p);
+
+	return (struct simd_pair){ bf16_expand(vget_low_u8(v)), bf16_expand(vget_high_u8(v)) };
+}
+
 INLINE void bf16_store(void *p, struct simd_pair pair, bool stream)
 {
 	uint32x4_t bits = vsriq_n_u32(bf16_round(pair.b), bf16_round(pair.a), 16);

@@ -15,51 +15,46 @@ static_assert(FLT_EVAL_METHOD == 0, "float32 sums are rounded to float32 at each
 #define BLOCK 256
 
 /*
- * mem_t is an element in memory, acc_t the type it is accumulated in. The loops are functions of
+ * in_t and out_t are elements in memory, acc_t the type they are accumulated in. The loops are functions of
  * their own: only so does the compiler see that the accumulators, a local array, are neither input
  * nor output, and vectorises.
  */
-#define KERNEL(name, mem_t, acc_t, load, step, finish, store)                                      \
-	static _noinline_ void name##_begin(acc_t *restrict acc, const mem_t *restrict in,         \
-					    size_t n)                                              \
-	{                                                                                          \
-		for (size_t i = 0; i < n; i++)                                                     \
-			acc[i] = load(in[i]);                                                      \
-	}                                                                                          \
-	static _noinline_ void name##_add(acc_t *restrict acc, const mem_t *restrict in, size_t n) \
-	{                                                                                          \
-		for (size_t i = 0; i < n; i++)                                                     \
-			acc[i] = step(acc[i], load(in[i]));                                        \
-	}                                                                                          \
-	static _noinline_ void name##_end(const acc_t *restrict acc, mem_t *restrict out,          \
-					  size_t n, const struct reduce_span *span)                \
-	{                                                                                          \
-		for (size_t i = 0; i < n; i++)                                                     \
-			out[i] = store(finish(acc[i], span));                                      \
-	}                                                                                          \
-	static void name(const struct reduce_span *span)                                           \
-	{                                                                                          \
-		acc_t acc[BLOCK];                                                                  \
-                                                                                                   \
-		for (size_t at = 0; at < span->len; at += BLOCK * sizeof(mem_t)) {                 \
-			size_t n = MIN((span->len - at) / sizeof(mem_t), (size_t)BLOCK);           \
-                                                                                                   \
-			name##_begin(acc, input_at(span, 0, at), n);                               \
-			for (size_t k = 1; k < span->n_inputs; k++)                                \
-				name##_add(acc, input_at(span, k, at), n);                         \
-			name##_end(acc, output_at(span, at), n, span);                             \
-		}                                                                                  \
+#define KERNEL_FROM(name, in_t, out_t, acc_t, load, step, finish, store)                          \
+	static _noinline_ void name##_begin(acc_t *restrict acc, const in_t *restrict in,         \
+					    size_t n)                                             \
+	{                                                                                         \
+		for (size_t i = 0; i < n; i++)                                                    \
+			acc[i] = load(in[i]);                                                     \
+	}                                                                                         \
+	static _noinline_ void name##_add(acc_t *restrict acc, const in_t *restrict in, size_t n) \
+	{                                                                                         \
+		for (size_t i = 0; i < n; i++)                                                    \
+			acc[i] = step(acc[i], load(in[i]));                                       \
+	}                                                                                         \
+	static _noinline_ void name##_end(const acc_t *restrict acc, out_t *restrict out,         \
+					  size_t n, const struct reduce_span *span)               \
+	{                                                                                         \
+		for (size_t i = 0; i < n; i++)                                                    \
+			out[i] = store(finish(acc[i], span));                                     \
+	}                                                                                         \
+	static void name(const struct reduce_span *span)                                          \
+	{                                                                                         \
+		const size_t n_all = span->len / sizeof(out_t),                                   \
+			     first = span->offset / sizeof(out_t);                                \
+		acc_t acc[BLOCK];                                                                 \
+                                                                                                  \
+		for (size_t at = 0; at < n_all; at += BLOCK) {                                    \
+			size_t n = MIN(n_all - at, (size_t)BLOCK);                                \
+                                                                                                  \
+			name##_begin(acc, (const in_t *)span->inputs[0] + first + at, n);         \
+			for (size_t k = 1; k < span->n_inputs; k++)                               \
+				name##_add(acc, (const in_t *)span->inputs[k] + first + at, n);   \
+			name##_end(acc, (out_t *)span->output + first + at, n, span);             \
+		}                                                                                 \
 	}
 
-static inline const void *input_at(const struct reduce_span *span, size_t input, size_t offset)
-{
-	return (const char *)span->inputs[input] + span->offset + offset;
-}
-
-static inline void *output_at(const struct reduce_span *span, size_t offset)
-{
-	return (char *)span->output + span->offset + offset;
-}
+#define KERNEL(name, mem_t, acc_t, load, step, finish, store) \
+	KERNEL_FROM(name, mem_t, mem_t, acc_t, load, step, finish, store)
 
 #define SAME(x)		 (x)
 #define KEEP(acc, span)	 (acc)
@@ -146,6 +141,16 @@ KERNEL(bf16_avg, uint16_t, float, f32_of_bf16, ADD, bf16_average, bf16_of_f32)
 KERNEL(bf16_min, uint16_t, float, f32_of_bf16, f32_lesser, KEEP, bf16_of_f32)
 KERNEL(bf16_max, uint16_t, float, f32_of_bf16, f32_greater, KEEP, bf16_of_f32)
 
+/* As those of float32, of what is widened. */
+#define WIDENING(type, load)                                                                    \
+	KERNEL_FROM(type##_f32_sum, uint16_t, float, float, load, ADD, f32_finish, SAME)        \
+	KERNEL_FROM(type##_f32_avg, uint16_t, float, float, load, ADD, f32_average, SAME)       \
+	KERNEL_FROM(type##_f32_min, uint16_t, float, float, load, f32_lesser, f32_finish, SAME) \
+	KERNEL_FROM(type##_f32_max, uint16_t, float, float, load, f32_greater, f32_finish, SAME)
+
+WIDENING(f16, f32_of_f16)
+WIDENING(bf16, f32_of_bf16)
+
 /* Sums wrap, so they are sums of unsigned numbers. */
 KERNEL(i64_sum, uint64_t, uint64_t, SAME, ADD, KEEP, SAME)
 KERNEL(i64_min, int64_t, int64_t, SAME, LESSER, KEEP, SAME)
@@ -200,5 +205,9 @@ const struct reduce_kernels reduce_kernels_scalar = {
 			[REDUCTION_MIN] = bool_and,
 			[REDUCTION_MAX] = bool_or,
 		},
+	},
+	.widen = {
+		[DTYPE_FLOAT16] = FLOAT_ROW(f16_f32),
+		[DTYPE_BFLOAT16] = FLOAT_ROW(bf16_f32),
 	},
 };

@@ -180,3 +180,8 @@ uint64_t reference_reduce(unsigned dtype, unsigned reduction, const uint64_t *bi
 				    round_before_division);
 	return reduce_integer(dtype, reduction, bits, n_inputs, divisor);
 }
+
+uint64_t reference_widen(unsigned dtype, uint64_t bits)
+{
+	return encode(single, decode(dtype == DTYPE_FLOAT16 ? half : brain, bits));
+}

@@ -7,5 +7,7 @@
 
 #include "proto/types.h"
 
+/* A number of float16 or bfloat16 as float32. */
+uint64_t reference_widen(unsigned dtype, uint64_t bits);
 uint64_t reference_reduce(unsigned dtype, unsigned reduction, const uint64_t *bits, size_t n_inputs,
 			  uint64_t divisor, uint32_t scale, bool round_before_division);

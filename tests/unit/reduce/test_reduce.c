@@ -133,6 +133,7 @@ struct run {
 	uint64_t divisor;
 	uint32_t scale;
 	bool round_before_division;
+	const uint8_t *input_dtypes;  /* NULL: dtype */
 	const void *data[INPUTS_MAX]; /* what the inputs hold */
 	const void *expected;
 };
@@ -149,10 +150,14 @@ static void arrays_done(struct arrays *a)
 		free(a->allocated[i]);
 }
 
-static void *arrays_add(struct arrays *a, const struct run *run)
+static size_t input_size(const struct run *run, size_t i)
 {
-	size_t size = dtype_size(run->dtype), start = run->start * size;
-	size_t len = run->n_elements * size + GUARD;
+	return dtype_size(run->input_dtypes ? run->input_dtypes[i] : run->dtype);
+}
+
+static void *arrays_add(struct arrays *a, const struct run *run, size_t size)
+{
+	size_t start = run->start * size, len = run->n_elements * size + GUARD;
 	char *p = malloc(start + len);
 
 	ASSERT_TRUE(p);
@@ -169,11 +174,12 @@ static void check_run(const struct run *run)
 
 	memset(guard, 0xa5, sizeof(guard));
 	for (size_t i = 0; i < run->n_inputs; i++) {
-		a.inputs[i] = arrays_add(&a, run);
-		memcpy(a.inputs[i], run->data[i], len);
+		a.inputs[i] = arrays_add(&a, run, input_size(run, i));
+		memcpy(a.inputs[i], run->data[i], run->n_elements * input_size(run, i));
 	}
 	for (size_t o = 0; o < run->n_outputs; o++)
-		a.outputs[o] = run->same[o] >= 0 ? a.inputs[run->same[o]] : arrays_add(&a, run);
+		a.outputs[o] =
+			run->same[o] >= 0 ? a.inputs[run->same[o]] : arrays_add(&a, run, size);
 
 	reduce_run(&(struct reduce_params){
 		.dtype = run->dtype,
@@ -181,6 +187,7 @@ static void check_run(const struct run *run)
 		.n_elements = run->n_elements,
 		.inputs = (const void *const *)a.inputs,
 		.n_inputs = run->n_inputs,
+		.input_dtypes = run->input_dtypes,
 		.outputs = a.outputs,
 		.n_outputs = run->n_outputs,
 		.divisor = run->divisor,
@@ -211,7 +218,7 @@ static void check_run(const struct run *run)
 		for (size_t o = 0; o < run->n_outputs; o++)
 			written |= run->same[o] == (int)i;
 		if (!written)
-			ASSERT_MEM(a.inputs[i], run->data[i], len);
+			ASSERT_MEM(a.inputs[i], run->data[i], run->n_elements * input_size(run, i));
 	}
 }
 
@@ -223,8 +230,11 @@ static void expect(struct run *run, void *expected)
 	for (size_t i = 0; i < run->n_elements; i++) {
 		uint64_t bits[INPUTS_MAX];
 
-		for (size_t k = 0; k < run->n_inputs; k++)
-			bits[k] = get(run->data[k], size, i);
+		for (size_t k = 0; k < run->n_inputs; k++) {
+			bits[k] = get(run->data[k], input_size(run, k), i);
+			if (input_size(run, k) != size)
+				bits[k] = reference_widen(run->input_dtypes[k], bits[k]);
+		}
 		put(expected, size, i,
 		    reference_reduce(run->dtype, run->reduction, bits, run->n_inputs, run->divisor,
 				     run->scale ?: 1, run->round_before_division));
@@ -301,6 +311,107 @@ TEST_TYPE(int16, DTYPE_INT16)
 TEST_TYPE(int8, DTYPE_INT8)
 TEST_TYPE(uint8, DTYPE_UINT8)
 TEST_TYPE(bool, DTYPE_BOOL)
+
+/* Inputs of other types than the output, which is none of them. */
+static void check_widening(const uint8_t *dtypes)
+{
+	enum { N = 3000 };
+	static const size_t lengths[] = { 0, 1, 15, 16, 17, 63, 65, 128, 340, 1024, N };
+	_cleanup_(freep) char *data = malloc(INPUTS_MAX * N * 4);
+	_cleanup_(freep) void *expected = malloc(N * 4);
+	struct run run = { .dtype = DTYPE_FLOAT32, .input_dtypes = dtypes, .same = { -1, -1 } };
+
+	ASSERT_TRUE(data && expected);
+	for (size_t k = 0; k < INPUTS_MAX; k++) {
+		run.data[k] = data + k * N * 4;
+		for (size_t i = 0; i < N; i++)
+			put(data + k * N * 4, dtype_size(dtypes[k]), i, value_bits(dtypes[k]));
+	}
+	for (run.reduction = 1; run.reduction <= REDUCTION_MAX_; run.reduction++)
+		for (run.n_inputs = 1; run.n_inputs <= INPUTS_MAX; run.n_inputs++) {
+			run.divisor = run.n_inputs + 5 * (run.n_inputs % 2);
+			run.n_elements = N;
+			expect(&run, expected);
+			FOR_EACH_KERNEL for (size_t l = 0; l < ARRAY_SIZE(lengths); l++)
+			{
+				run.n_elements = lengths[l];
+				run.start = l % 4;
+				run.n_outputs = 1 + l % 2;
+				check_run(&run);
+			}
+		}
+}
+
+TEST(inputs_of_float16_are_widened)
+{
+	uint8_t dtypes[INPUTS_MAX];
+
+	memset(dtypes, DTYPE_FLOAT16, sizeof(dtypes));
+	check_widening(dtypes);
+}
+
+TEST(inputs_of_bfloat16_are_widened)
+{
+	uint8_t dtypes[INPUTS_MAX];
+
+	memset(dtypes, DTYPE_BFLOAT16, sizeof(dtypes));
+	check_widening(dtypes);
+}
+
+TEST(inputs_of_all_types_are_widened)
+{
+	static const uint8_t types[] = { DTYPE_FLOAT32, DTYPE_FLOAT16, DTYPE_BFLOAT16 };
+	uint8_t dtypes[INPUTS_MAX];
+
+	for (size_t first = 0; first < ARRAY_SIZE(types); first++) {
+		for (size_t i = 0; i < INPUTS_MAX; i++)
+			dtypes[i] = types[(first + i * i) % ARRAY_SIZE(types)];
+		check_widening(dtypes);
+	}
+}
+
+/* In place of one rank, while others' are narrower: read before it is written, whichever it is. */
+TEST(an_output_may_be_the_one_input_of_its_type)
+{
+	enum { N = 5000 };
+	_cleanup_(freep) char *data = malloc(3 * N * 4);
+	_cleanup_(freep) void *expected = malloc(N * 4);
+	uint8_t dtypes[3];
+	struct run run = {
+		.dtype = DTYPE_FLOAT32,
+		.reduction = REDUCTION_SUM,
+		.n_inputs = 3,
+		.n_outputs = 2,
+		.n_elements = N,
+		.input_dtypes = dtypes,
+	};
+
+	ASSERT_TRUE(data && expected);
+	for (size_t wide = 0; wide < 3; wide++) {
+		for (size_t k = 0; k < 3; k++) {
+			dtypes[k] = k == wide ? DTYPE_FLOAT32 : DTYPE_BFLOAT16;
+			run.data[k] = data + k * N * 4;
+			for (size_t i = 0; i < N; i++)
+				put(data + k * N * 4, dtype_size(dtypes[k]), i,
+				    value_bits(dtypes[k]));
+		}
+		expect(&run, expected);
+		for (int first = 0; first < 2; first++) {
+			run.same[0] = first ? (int)wide : -1;
+			run.same[1] = first ? -1 : (int)wide;
+			FOR_EACH_KERNEL check_run(&run);
+		}
+	}
+}
+
+TEST(only_halves_are_widened)
+{
+	for (unsigned from = 0; from <= DTYPE_MAX_; from++)
+		for (unsigned to = 0; to <= DTYPE_MAX_; to++)
+			ASSERT_EQ(reduce_widens(from, to),
+				  to == DTYPE_FLOAT32 &&
+					  (from == DTYPE_FLOAT16 || from == DTYPE_BFLOAT16));
+}
 
 /* All 65536 numbers of a type, each with one other. */
 static void check_exhaustive(unsigned dtype, unsigned reduction, uint64_t other, bool before)
@@ -568,6 +679,33 @@ TEST(outputs_larger_than_a_piece)
 	check_large(3 * REDUCE_PIECE_BYTES, REDUCTION_SUM, 1);
 	check_large(3 * REDUCE_PIECE_BYTES, REDUCTION_SUM, 3);
 	check_large(3 * REDUCE_PIECE_BYTES, REDUCTION_AVERAGE, 2);
+}
+
+/* Whose alignment of the output is none of the inputs'. */
+TEST_TIMEOUT(widened_outputs_larger_than_the_caches, 300)
+{
+	static const uint8_t dtypes[] = { DTYPE_BFLOAT16, DTYPE_BFLOAT16 };
+	size_t n = REDUCE_STREAM_BYTES / sizeof(float) + 77;
+	_cleanup_(freep) uint16_t *data = malloc((n + 4096) * sizeof(*data));
+	_cleanup_(freep) float *expected = malloc(n * sizeof(*expected));
+	struct run run = {
+		.dtype = DTYPE_FLOAT32,
+		.reduction = REDUCTION_SUM,
+		.n_inputs = 2,
+		.n_outputs = 1,
+		.n_elements = n,
+		.start = 3,
+		.same = { -1 },
+		.input_dtypes = dtypes,
+	};
+
+	ASSERT_TRUE(data && expected);
+	for (size_t i = 0; i < n + 4096; i++)
+		data[i] = (uint16_t)random_bits();
+	run.data[0] = data;
+	run.data[1] = data + 4096;
+	expect(&run, expected);
+	FOR_EACH_KERNEL check_run(&run);
 }
 
 TEST_TIMEOUT(outputs_larger_than_the_caches, 300)
