@@ -428,6 +428,13 @@ struct bps_submit_params {
 	 * has no effect.
 	 */
 	int order;
+	/*
+	 * Of PUSH_PULL and REDUCE_SCATTER of a BPS_FLOAT32 tensor on memory of the host: enum bps_dtype of this rank's input,
+	 * BPS_FLOAT16 or BPS_BFLOAT16; 0: the tensor's. The result has the bits of an input that was converted before, without
+	 * the memory and the pass that this takes; ranks need not agree. input and output are the same or apart. -EOPNOTSUPP
+	 * from an older daemon.
+	 */
+	uint64_t input_dtype;
 };
 
 /*

@@ -244,6 +244,16 @@ void request_post(struct bps_request *request, struct bps_tensor *tensor)
 	}
 }
 
+bool request_any_widens(const struct bps_client *client)
+{
+	const struct bps_request *request;
+
+	TAILQ_FOREACH(request, &client->requests.posted, link)
+	if (request->entry.operation != OPERATION_PUSH_PULL_ROWS && request->entry.input_dtype)
+		return true;
+	return false;
+}
+
 int request_post_all(struct bps_client *client)
 {
 	struct bps_request *request;

@@ -70,6 +70,7 @@ struct client_ring {
 	uint64_t harvested; /* slots seen done */
 	uint64_t seen;	    /* completions whose order was looked at */
 	bool ordered;	    /* the daemon says it, and what is done in brief */
+	bool widens;	    /* the daemon has CONTROL_FEATURE_WIDEN */
 	uint64_t next_ticket;
 	uint32_t n_slots_free;
 	uint32_t slots_free[SHM_SLOTS];		/* a stack */
@@ -98,6 +99,8 @@ int request_find_slot(struct bps_client *client);
 int request_take_slot(struct bps_request *request);
 /* Hands it to the daemon, now or when there is one; its entry is complete but for the slot and the ticket. */
 void request_post(struct bps_request *request, struct bps_tensor *tensor);
+/* Whether one that is under way needs a daemon with CONTROL_FEATURE_WIDEN. */
+bool request_any_widens(const struct bps_client *client);
 /* Posts all that are under way again, at another daemon, and cancels those that were. 0 or a negative errno. */
 int request_post_all(struct bps_client *client);
 /*

@@ -131,6 +131,7 @@ static int session_adopt(struct bps_client *client, int fds[3])
 	client->trainer_event = fds[2];
 	client->ring.tail = client->ring.harvested = client->ring.seen = 0;
 	client->ring.ordered = client->session.hello.answer.features & CONTROL_FEATURE_ORDER;
+	client->ring.widens = client->session.hello.answer.features & CONTROL_FEATURE_WIDEN;
 	/* Another process made them: a write or read must not block, whatever they are. */
 	if (fcntl(client->daemon_event, F_SETFL, O_NONBLOCK) ||
 	    fcntl(client->trainer_event, F_SETFL, O_NONBLOCK))
@@ -361,6 +362,10 @@ static int session_return(struct bps_client *client)
 		job_discontinue(client, -ECONNRESET,
 				"the daemon that came after another is of a version that cannot "
 				"go on with the job");
+	if (job_is_held(client) && !client->ring.widens && request_any_widens(client))
+		job_discontinue(client, -ECONNRESET,
+				"the daemon that came after another is of a version that takes no "
+				"input of another type than its tensor's, as one under way has");
 	if (job_is_held(client)) {
 		client->session.deadline_ns = session_resume_deadline_ns(client);
 		return call_resume(client);

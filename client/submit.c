@@ -3,6 +3,7 @@
  * wrong in the caller's words; the rest finds or stages the memory and posts.
  */
 #include "cuda.h"
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -12,7 +13,7 @@ struct plan {
 	struct bps_tensor *tensor;
 	struct bps_submit_params params;
 	uint32_t rank, size, membership;
-	size_t element_len;
+	size_t element_len, input_element_len;
 	uint64_t input_count, output_count; /* elements */
 	uint64_t input_len, output_len;	    /* bytes */
 	uint64_t send_each, receive_each;   /* ALL_TO_ALL: elements of an equal block */
@@ -218,6 +219,7 @@ static int plan_overlap(struct plan *plan)
 	    output >= input + plan->input_len)
 		return 0;
 	plan->in_place = p->operation != BPS_ALL_TO_ALL &&
+			 plan->input_element_len == plan->element_len &&
 			 input + plan->input_before * plan->element_len ==
 				 output + plan->output_before * plan->element_len;
 	plan->stage_output = !plan->in_place && input == output;
@@ -258,7 +260,7 @@ static int plan_memory(struct plan *plan)
 	struct bps_submit_params *p = &plan->params;
 	uintptr_t input, output;
 
-	if (MUL_OVERFLOW(plan->input_count, plan->element_len, &plan->input_len) ||
+	if (MUL_OVERFLOW(plan->input_count, plan->input_element_len, &plan->input_len) ||
 	    MUL_OVERFLOW(plan->output_count, plan->element_len, &plan->output_len) ||
 	    plan->input_len > INT64_MAX || plan->output_len > INT64_MAX)
 		return plan_refuse(plan, "more elements than there can be");
@@ -278,13 +280,42 @@ static int plan_memory(struct plan *plan)
 
 	input = (uintptr_t)p->input;
 	output = (uintptr_t)p->output;
-	if ((plan->input_len && input % plan->element_len) ||
-	    (plan->output_len && output % plan->element_len))
-		return plan_refuse(plan, "%s is not aligned to %zu bytes",
-				   plan->input_len && input % plan->element_len ? "input"
-										: "output",
-				   plan->element_len);
+	if (plan->input_len && input % plan->input_element_len)
+		return plan_refuse(plan, "input is not aligned to %zu bytes",
+				   plan->input_element_len);
+	if (plan->output_len && output % plan->element_len)
+		return plan_refuse(plan, "output is not aligned to %zu bytes", plan->element_len);
 	return plan_overlap(plan);
+}
+
+static int plan_check_input_dtype(const struct plan *plan)
+{
+	const struct bps_submit_params *p = &plan->params;
+	const struct bps_client *client = plan->tensor->client;
+	unsigned from = (unsigned)MIN(p->input_dtype, (uint64_t)UINT_MAX);
+	unsigned to = plan->tensor->dtype;
+
+	if (!from || from == to)
+		return 0;
+	if (p->operation != BPS_PUSH_PULL && p->operation != BPS_REDUCE_SCATTER)
+		return plan_refuse(plan, "it takes no input of another type than the tensor's");
+	if (to != DTYPE_FLOAT32 || (from != DTYPE_FLOAT16 && from != DTYPE_BFLOAT16))
+		return plan_refuse(plan,
+				   "the tensor is of %s, the input of %s: only float16 and "
+				   "bfloat16 are widened, to float32",
+				   dtype_name(to), dtype_name(from));
+	if (p->memory == BPS_MEMORY_CUDA)
+		return plan_refuse(plan,
+				   "the tensor is of %s, the input of %s, on a device: convert it "
+				   "there, or give memory of the host",
+				   dtype_name(to), dtype_name(from));
+	if (!client->ring.widens)
+		return error_set(
+			-EOPNOTSUPP,
+			"%s of tensor \"%s\": the daemon at %s is of a version that takes no "
+			"input of another type than the tensor's: convert it before",
+			operation_name((unsigned)p->operation), plan->tensor->name, client->path);
+	return 0;
 }
 
 static int plan_check_kind(struct plan *plan)
@@ -337,7 +368,7 @@ static int plan_check_kind(struct plan *plan)
 		return plan_refuse(plan, "%d is no kind of memory", p->memory);
 	if (p->stream && p->memory != BPS_MEMORY_CUDA)
 		return plan_refuse(plan, "a stream, but memory is BPS_MEMORY_HOST");
-	return 0;
+	return plan_check_input_dtype(plan);
 }
 
 /* Where on which device, without the mutex. */
@@ -412,6 +443,9 @@ static int plan_new(struct bps_tensor *tensor, struct plan *plan)
 	plan->size = client->job.size;
 	plan->membership = client->job.membership;
 	plan->element_len = dtype_size(tensor->dtype);
+	plan->input_element_len = plan->params.input_dtype
+					  ? dtype_size((unsigned)plan->params.input_dtype)
+					  : plan->element_len;
 	plan->input_count = plan->output_count = 0;
 	plan->input_len = plan->output_len = 0;
 	plan->send_each = plan->receive_each = 0;
@@ -575,6 +609,7 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 	const struct staging_range *input_range = request->input_range;
 	const struct bps_join_params *job = &request->client->job.params;
 	bool waits_not = job->quorum || job->asynchronous;
+	uint32_t input_dtype = p->input_dtype == plan->tensor->dtype ? 0 : (uint32_t)p->input_dtype;
 	uint64_t ordinal = p->ordinal;
 	struct location input, output, counts, input_rows = { 0, 0 }, output_rows = { 0, 0 };
 
@@ -615,7 +650,8 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 		.ordinal = p->operation == BPS_PUSH_PULL_ROWS ? p->width : ordinal,
 		.input_rows_offset = input_rows.offset,
 		.output_rows_offset = output_rows.offset,
-		.input_rows_buffer = input_rows.buffer,
+		.input_rows_buffer =
+			p->operation == BPS_PUSH_PULL_ROWS ? input_rows.buffer : input_dtype,
 		.output_rows_buffer = output_rows.buffer,
 	};
 	request_post(request, plan->tensor);

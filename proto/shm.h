@@ -129,7 +129,14 @@ struct shm_entry {
 	};
 	uint64_t input_rows_offset;
 	uint64_t output_rows_offset;
-	uint32_t input_rows_buffer;
+	union {
+		uint32_t input_rows_buffer;
+		/*
+		 * push_pull, reduce_scatter, to a daemon that has CONTROL_FEATURE_WIDEN: enum dtype of
+		 * the input, where it is narrower than the tensor's; any other operation and type: 0.
+		 */
+		uint32_t input_dtype;
+	};
 	uint32_t output_rows_buffer;
 };
 static_assert(sizeof(struct shm_entry) == 128, "shm_entry is shared-memory format");

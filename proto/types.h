@@ -71,6 +71,8 @@ enum reduction {
 #define CONTROL_FEATURE_RELEASE \
 	UINT64_C(32) /* tensors that no rank uses may be forgotten: Unused, Release */
 
+#define CONTROL_FEATURE_WIDEN UINT64_C(64) /* shm_entry's input_dtype; the daemon's to say */
+
 /* Memory that Share hands over. */
 enum memory_kind {
 	MEMORY_MEMFD = 0,

@@ -273,9 +273,10 @@ struct agent_request {
 		uint32_t waits_for_all; /* push_pull, accumulate: 1 */
 	};
 	int32_t priority;
-	bool watched;	   /* false; the agent's */
-	bool own_deadline; /* the agent's, too */
-	bool stalls;	   /* some buffer of the request does: tensor/tensor.h */
+	bool watched;	     /* false; the agent's */
+	bool own_deadline;   /* the agent's, too */
+	bool stalls;	     /* some buffer of the request does: tensor/tensor.h */
+	uint8_t input_dtype; /* push_pull, reduce_scatter: input's, if not the tensor's; else 0 */
 	const void *input;
 	void *output;
 	uint64_t input_count, output_count;

@@ -21,7 +21,7 @@
 static uint64_t features_of(const struct session *session)
 {
 	return CONTROL_FEATURE_RESUME | CONTROL_FEATURE_ELASTIC | CONTROL_FEATURE_FUTEX |
-	       CONTROL_FEATURE_ORDER | CONTROL_FEATURE_RELEASE |
+	       CONTROL_FEATURE_ORDER | CONTROL_FEATURE_RELEASE | CONTROL_FEATURE_WIDEN |
 	       (session->control->params.has_cuda ? CONTROL_FEATURE_CUDA : 0);
 }
 

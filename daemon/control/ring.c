@@ -283,6 +283,7 @@ static int check_devices(const struct session_request *request, unsigned operati
 static int take_entry(struct session *session, struct session_request *request,
 		      const struct shm_entry *entry, size_t element_size, struct failure *failure)
 {
+	size_t input_size = dtype_size(request->base.input_dtype) ?: element_size;
 	void *input, *output;
 	int r;
 
@@ -290,7 +291,7 @@ static int take_entry(struct session *session, struct session_request *request,
 		return failure_set(failure, -EINVAL, "flags %#x of a later version",
 				   entry->membership);
 	r = take_memory(request, "input", entry->input_buffer, entry->input_offset,
-			entry->input_count, element_size, &request->input, &input, failure);
+			entry->input_count, input_size, &request->input, &input, failure);
 	if (!r)
 		r = take_memory(request, "output", entry->output_buffer, entry->output_offset,
 				entry->output_count, element_size, &request->output, &output,
@@ -402,6 +403,10 @@ static void submit(struct session *session, const struct shm_entry *entry)
 					: entry->ordinal;
 	request->base.input_rows = NULL;
 	request->base.output_rows = NULL;
+	/* One that is too large for a type is none. */
+	request->base.input_dtype = entry->operation == OPERATION_PUSH_PULL_ROWS
+					    ? 0
+					    : (uint8_t)MIN(entry->input_dtype, (uint32_t)UINT8_MAX);
 	request->base.n_rows = 0;
 	request->base.membership = entry->membership;
 	request->base.outcome = nothing;

@@ -107,6 +107,17 @@ def reduce_scatter(layout, dtype, reduction, n, salt, inplace, shared):
         lambda k: result[before[k]:before[k] + counts[k]].tobytes())
 
 
+def widened(layout, reduction, n, salt, types, shared):
+    """push_pull of float32; types[rank % len(types)]: of its input. Those of float32 are in place."""
+    types = [types[k % len(types)] for k in range(sum(layout))]
+    data = [ref.random(t, n, (SEED, salt, k)) for k, t in enumerate(types)]
+    cast = [ref.widen(t, x).astype(np.float32) for t, x in zip(types, data)]
+    result = ref.reduce(FLOAT32, reduction, cast, layout).tobytes()
+    return Work(f'wi.{salt}', FLOAT32, n, lambda k: (data[k].tobytes(), dict(
+        op=PUSH_PULL, red=reduction, out=n, inplace=int(types[k] == FLOAT32), shared=shared, **{'from': types[k]})),
+        lambda k: result)
+
+
 def all_gather(layout, n, salt, shared):
     size = sum(layout)
     data = [ref.random(INT32, n + k, (SEED, salt, k)).tobytes() for k in range(size)]
@@ -135,7 +146,8 @@ def every_operation(layout, salt=0, n=6 * PART // 4 + 12345):
             push_pull(layout, BFLOAT16, AVERAGE, n, salt + 3, 1, 1), push_pull(layout, FLOAT64, MAX, n // 2, salt + 4, 0, 1),
             push_pull(layout, INT64, AVERAGE, 1001, salt + 5, 1, 1), reduce_scatter(layout, FLOAT32, SUM, n, salt + 6, 1, 1),
             reduce_scatter(layout, FLOAT16, SUM, n, salt + 7, 0, 0), all_gather(layout, n // 8, salt + 8, 1),
-            all_to_all(layout, n // 8, salt + 9, 1), broadcast(layout, n, salt + 10, 0)]
+            all_to_all(layout, n // 8, salt + 9, 1), broadcast(layout, n, salt + 10, 0),
+            widened(layout, SUM, n, salt + 11, (BFLOAT16, FLOAT32, FLOAT16), 1)]
 
 
 def job(cluster, layout, **keys):

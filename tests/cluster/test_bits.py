@@ -75,6 +75,43 @@ def test_memory_of_any_kind():
 
 
 @gate_tier
+def test_what_is_widened_is_what_was_cast_before():
+    """Of one job some ranks give float32, others narrower types, and the same ranks the same numbers as float32."""
+    def alike(rank):
+        return BFLOAT16
+
+    def mixed(rank):
+        return (FLOAT16, FLOAT32, BFLOAT16)[rank % 3]
+
+    with Cluster(4, 1) as cluster:
+        for layout in LAYOUTS:
+            ranks = cluster.job(layout, part_bytes=4096)
+            for i, (types, reduction, shared) in enumerate(itertools.product((alike, mixed), (SUM, AVERAGE, MIN, MAX), (0, 1))):
+                data = [ref.random(types(k), N, (SEED, 100 + i, k)) for k in range(len(ranks))]
+                cast = [ref.widen(types(k), x).astype(np.float32) for k, x in enumerate(data)]
+                want = ref.reduce(FLOAT32, reduction, cast, layout).tobytes()
+                counts = [N // len(ranks)] * (len(ranks) - 1)
+                counts.append(N - sum(counts))
+                for k, rank in enumerate(ranks):
+                    rank.call('tensor', 2 * i, f'all.{i}', FLOAT32, N)
+                    rank.call('tensor', 2 * i + 1, f'scattered.{i}', FLOAT32, N)
+                    keys = {'red': reduction, 'shared': shared}
+                    rank.submit(1, 2 * i, data[k].tobytes(), op=PUSH_PULL, out=N, **{'from': types(k)}, **keys)
+                    rank.submit(2, 2 * i, cast[k].tobytes(), op=PUSH_PULL, out=N, **keys)
+                    rank.submit(3, 2 * i + 1, data[k].tobytes(), op=REDUCE_SCATTER, out=counts[k], counts=counts,
+                                **{'from': types(k)}, **keys)
+                for k, rank in enumerate(ranks):
+                    before = 4 * sum(counts[:k])
+                    for request, expected in ((1, want), (2, want), (3, want[before:before + 4 * counts[k]])):
+                        rank.wait(request)
+                        what = f'{types.__name__} reduction {reduction} layout {layout} rank {k} request {request}'
+                        check(what, rank.result(request), expected)
+                        rank.call('free', request)
+            for rank in ranks:
+                rank.call('close')
+
+
+@gate_tier
 def test_part_size_does_not_matter():
     rng = random.Random(SEED + 2)
     with Cluster(2, 1) as cluster:

@@ -189,6 +189,29 @@ def test_ranks_with_and_without_devices():
         finish('mixed', ranks, 0, [ref.reduce(FLOAT32, SUM, data, (3,)).tobytes()] * 3)
 
 
+def test_narrower_inputs_are_the_hosts():
+    """A rank on the host may give one, beside ranks on devices; one on a device is told to convert it."""
+    layout = (2, 2)
+    with Cluster(2, 1) as cluster:
+        ranks = job(cluster, layout, part_bytes=4096)
+        wide = inputs(FLOAT32, layout)
+        narrow = inputs(BFLOAT16, layout, salt=1)
+        for kind in (ALLOC, MAPPED):
+            data = [narrow[k] if k % 2 else wide[k] for k in range(4)]
+            cast = [ref.widen(BFLOAT16, x).astype(np.float32) if k % 2 else x for k, x in enumerate(data)]
+            for k, rank in enumerate(ranks):
+                rank.call('tensor', 0, 't', FLOAT32, N)
+                keys = {'from': BFLOAT16} if k % 2 else {'device': kind}
+                rank.submit(0, 0, data[k].tobytes(), op=PUSH_PULL, red=SUM, out=N, **keys)
+            finish(f'memory {kind}', ranks, 0, [ref.reduce(FLOAT32, SUM, cast, layout).tobytes()] * 4)
+        try:
+            ranks[0].submit(0, 0, narrow[0].tobytes(), op=PUSH_PULL, red=SUM, out=N, device=ALLOC, **{'from': BFLOAT16})
+        except BpsError as error:
+            assert error.errno == errno.EINVAL and 'on a device: convert it there' in str(error), error
+        else:
+            raise AssertionError('it was taken')
+
+
 @gate_tier
 def test_many_rounds_of_free_running_ranks():
     """In flight by the dozen, and memory that is freed and allocated again, often at an address that was there before."""

@@ -11,13 +11,13 @@ from recovery import Keeper, armed_cluster, each, failpoints, HAS_FAILPOINTS, SE
 N, SMALL_PART = 1500, 4096  # three parts
 
 
-def job(cluster, layout, **keys):
+def job(cluster, layout, dtype=INT64, **keys):
     """Ranks that call the library between commands too, or who waits would wait for who does not."""
     ranks = cluster.job(layout, join=False, **{'part_bytes': SMALL_PART, **keys})
     each(ranks, 'attend')
     cluster.join(ranks)
     for rank in ranks:
-        rank.call('tensor', 0, 'x', INT64, N, seconds=2 * DEADLINE)
+        rank.call('tensor', 0, 'x', dtype, N, seconds=2 * DEADLINE)
     return ranks
 
 
@@ -194,6 +194,41 @@ def value_of(rank, request):
 
 def push(rank, request, value, op=PUSH_PULL, **keys):
     rank.submit(request, 0, ints(value), op=op, out=N, inplace=1, **keys)
+
+
+@gate_tier
+def test_a_late_contribution_that_is_narrower_is_kept_as_it_counts():
+    def push_narrow(rank, request, value, **keys):
+        halves = (np.full(N, value, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        rank.submit(request, 0, halves.tobytes(), op=PUSH_PULL, out=N, **{'from': BFLOAT16}, **keys)
+
+    def check(rank, request, value):
+        rank.wait(request, 2 * DEADLINE * 1000)
+        got = np.frombuffer(rank.result(request), np.float32)
+        assert (got == value).all(), f'{rank.name}, round {request}: {got[:4]}, not {value}'
+
+    with Cluster(2, 1, colocated=False) as cluster, Keeper(cluster) as keeper:
+        late, a, b = ranks = job(cluster, [1, 2], FLOAT32, quorum=2)
+        for rank in (a, b):
+            push_narrow(rank, 0, 1)
+        for rank in (a, b):
+            check(rank, 0, 2)
+        push_narrow(late, 0, 100)
+        check(late, 0, 2)
+        # Of the late one nothing is left but what its agent keeps.
+        keeper.kill(2)
+        keeper.expect(1)
+        for rank in (a, b):
+            push_narrow(rank, 1, 10)
+        for rank in (a, b):
+            check(rank, 1, 120)
+        push_narrow(late, 1, 1000)
+        check(late, 1, 120)
+        for rank in ranks:
+            push_narrow(rank, 2, 0, all=1)
+        for rank in ranks:
+            check(rank, 2, 1000)
+        each(ranks, 'leave')
 
 
 @gate_tier

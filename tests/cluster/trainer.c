@@ -11,7 +11,7 @@
  *	agreed ID TIMEOUT_MS			bps_tensor_wait()
  *	submit REQUEST TENSOR KEY=VALUE...	op red in out counts recv root priority timeout all shared inplace fill; at: the
  *						byte of the input where an output in place begins; push_pull_rows: width
- *						rows, a file of int64
+ *						rows, a file of int64; from: the type of the input, if not the tensor's
  *	rows REQUEST FILE			writes the numbers of the result's rows; answers how many they are
  *	contributions REQUEST			bps_request_contributions()
  *	came REQUEST				bps_request_outcome(): membership, size, rank, how many came, how many wait
@@ -285,6 +285,7 @@ static void do_submit(char **words)
 	unsigned tensor = id_of(words, 2);
 	uint64_t counts[MAX_COUNTS], receive[MAX_COUNTS];
 	size_t size = bps_dtype_size(dtypes[tensor]), len = 0;
+	int from = (int)number_of(words, "from", dtypes[tensor]);
 	int shared = (int)number_of(words, "shared", 0), kind = (int)number_of(words, "device", 0);
 	char *path = value_of(words, "in");
 	void *data = path ? read_file(path, &len) : NULL;
@@ -310,7 +311,8 @@ static void do_submit(char **words)
 	params.reduction = (int)number_of(words, "red", 0);
 	params.input = path ? op->input : NULL;
 	params.output = op->output;
-	params.input_count = len / size;
+	params.input_dtype = (uint64_t)from;
+	params.input_count = len / bps_dtype_size(from);
 	params.output_count = op->output_len / size;
 	params.root = (uint32_t)number_of(words, "root", 0);
 	params.priority = (int32_t)number_of(words, "priority", 0);

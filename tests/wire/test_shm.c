@@ -65,6 +65,7 @@ TEST(an_entry_stays)
 	ASSERT_AT(shm_entry, input_rows_offset, 104, 8);
 	ASSERT_AT(shm_entry, output_rows_offset, 112, 8);
 	ASSERT_AT(shm_entry, input_rows_buffer, 120, 4);
+	ASSERT_AT(shm_entry, input_dtype, 120, 4);
 	ASSERT_AT(shm_entry, output_rows_buffer, 124, 4);
 }
 

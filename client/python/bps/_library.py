@@ -173,6 +173,7 @@ class SubmitParams(ctypes.Structure):
         ("all_ranks", c_int),
         ("ordinal", c_uint64),
         ("order", c_int),
+        ("input_dtype", c_uint64),
     ]
 
 

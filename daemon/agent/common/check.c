@@ -13,7 +13,7 @@ struct checked {
 	const struct agent_tensor *tensor;
 	const struct agent_request *request;
 	uint32_t rank, size;
-	size_t element_size;
+	size_t element_size, input_size; /* bytes of an element of the output, and of the input */
 	struct failure *failure;
 };
 
@@ -39,6 +39,18 @@ uint64_t agent_check_elements(const struct agent_tensor *tensor, uint32_t rank,
 	default:
 		return request->input_count;
 	}
+}
+
+unsigned agent_check_input_dtype(const struct agent_tensor *tensor,
+				 const struct agent_request *request)
+{
+	return request->input_dtype ?: tensor->dtype;
+}
+
+uint64_t agent_check_input_len(const struct agent_tensor *tensor,
+			       const struct agent_request *request)
+{
+	return request->input_count * dtype_size(agent_check_input_dtype(tensor, request));
 }
 
 static int check_input(const struct checked *c, uint64_t count)
@@ -81,13 +93,13 @@ static int check_overlap(const struct checked *c, uint64_t output_count, uint64_
 {
 	const struct agent_request *request = c->request;
 	const char *input = request->input, *output = request->output;
-	uint64_t input_len = request->input_count * c->element_size;
+	uint64_t input_len = request->input_count * c->input_size;
 	uint64_t output_len = output_count * c->element_size;
 
 	if (!input || !output || input + input_len <= output || output + output_len <= input)
 		return 0;
-	/* all_to_all: what one rank reads last another may have written first. */
-	if (request->operation != OPERATION_ALL_TO_ALL &&
+	/* all_to_all: what one rank reads last another may have written first. Wider results overtake what is read. */
+	if (request->operation != OPERATION_ALL_TO_ALL && c->input_size == c->element_size &&
 	    input + input_shift * c->element_size == output + output_shift * c->element_size)
 		return 0;
 	return failure_set(c->failure, -EINVAL,
@@ -295,6 +307,32 @@ static int check_kind(const struct checked *c)
 	return 0;
 }
 
+/* What is widened is read by the sum, and by no device. */
+static int check_widening(const struct checked *c)
+{
+	const struct agent_request *request = c->request;
+	unsigned from = agent_check_input_dtype(c->tensor, request), to = c->tensor->dtype;
+
+	if (from == to)
+		return 0;
+	if (request->operation != OPERATION_PUSH_PULL &&
+	    request->operation != OPERATION_REDUCE_SCATTER)
+		return failure_set(c->failure, -EINVAL,
+				   "rank %u: %s takes no input of another type than the tensor's",
+				   c->rank, operation_name(request->operation));
+	if (!reduce_widens(from, to))
+		return failure_set(c->failure, -EINVAL,
+				   "rank %u: an input of %s for a tensor of %s: only float16 and "
+				   "bfloat16 are widened, to float32",
+				   c->rank, dtype_name(from), dtype_name(to));
+	if (request->input_device || request->output_device)
+		return failure_set(c->failure, -EOPNOTSUPP,
+				   "rank %u: an input of %s for a tensor of %s needs memory of "
+				   "the host: convert it on its device",
+				   c->rank, dtype_name(from), dtype_name(to));
+	return 0;
+}
+
 int agent_check_request(const struct agent_tensor *tensor, uint32_t rank,
 			const struct agent_request *request, struct failure *failure)
 {
@@ -304,11 +342,13 @@ int agent_check_request(const struct agent_tensor *tensor, uint32_t rank,
 		.rank = rank,
 		.size = tensor->job->shape.size,
 		.element_size = dtype_size(tensor->dtype),
+		.input_size = dtype_size(agent_check_input_dtype(tensor, request)),
 		.failure = failure,
 	};
 	int r;
 
 	r = check_kind(&c);
+	r = r ?: check_widening(&c);
 	if (r)
 		return r;
 	if (request->operation == OPERATION_BARRIER)

@@ -216,7 +216,7 @@ int agent_elastic_submit(struct agent_tensor *tensor, uint32_t index, struct age
 
 static bool is_in_place(const struct agent_round *round, const struct agent_request *request)
 {
-	size_t len = request->input_count * dtype_size(round->tensor->dtype);
+	uint64_t len = agent_check_input_len(round->tensor, request);
 	const char *input = request->input, *output = request->output;
 
 	return input && output && input < output + len * request->submitted_size &&

@@ -37,13 +37,14 @@ static int part_new(struct agent_round *round, const struct extent *extent,
 		fetch_next(job);
 	} else {
 		part = bulk_take(&job->memory.bulk,
-				 sizeof(*part) + 4 * n * sizeof(part->pointers[0]));
+				 sizeof(*part) + 4 * n * sizeof(part->pointers[0]) + n);
 		if (!part)
 			return error_origin(-errno);
 		part->inputs = (const void **)part->pointers;
 		part->outputs = &part->pointers[n];
 		part->piece = (const void **)&part->pointers[2 * n];
 		part->staged = &part->pointers[3 * n];
+		part->input_dtypes = (uint8_t *)&part->pointers[4 * n];
 	}
 	part->round = round;
 	part->job = job;

@@ -70,7 +70,8 @@ struct agent_part {
 	struct task task;
 	uint64_t attempt; /* of a piece of rows: rows.c */
 	struct agent_part_device device;
-	uint64_t unused[3];
+	uint8_t *input_dtypes; /* n_local entries: of inputs, where its round widens */
+	uint64_t unused[2];
 
 	const void *late;   /* our contribution, which is to be kept beside the result */
 	const void **piece; /* n_local entries: inputs of the piece that is being summed */

@@ -722,7 +722,7 @@ static void gather(struct agent_part *part)
 
 	agent_part_set_inputs(part);
 	/* One contribution, or a copy, leaves from where the trainer has it. */
-	if (part->n_inputs == 1 && agent_round_takes_one(part->round) &&
+	if (part->n_inputs == 1 && agent_round_takes_one(part->round) && !part->round->widens &&
 	    (!agent_part_is_staged(part) || part->device.lease.is_long)) {
 		on_gathered(&part->task);
 		return;

@@ -325,8 +325,6 @@ void agent_round_prolong(struct agent_job *job)
  */
 static bool overwrites_inputs(const struct agent_round *round)
 {
-	size_t size = dtype_size(round->tensor->dtype);
-
 	if (agent_round_n_local(round) == 1)
 		return false;
 	for (uint32_t i = 0; i < agent_round_n_local(round); i++) {
@@ -335,7 +333,7 @@ static bool overwrites_inputs(const struct agent_round *round)
 		const char *output = request ? request->output : NULL;
 
 		if (input && output && output >= input &&
-		    output < input + request->input_count * size)
+		    output < input + agent_check_input_len(round->tensor, request))
 			return true;
 	}
 	return false;
@@ -473,7 +471,7 @@ static void round_start(struct agent_round *round)
 	round->reduction = (uint8_t)first->reduction;
 	round->scale = (uint16_t)agent_round_scale(round);
 	round->n_contributions = job->distributed ? job->shape.size : round->n_in;
-	round->counted = round->gate.uninformed = false;
+	round->counted = round->gate.uninformed = round->widens = false;
 	round->partition = (struct partition){
 		.layout = &job->layout,
 		.operation = first->operation,
@@ -493,6 +491,8 @@ static void round_start(struct agent_round *round)
 		if (!rank->in)
 			continue;
 		rank->input = rank->request->input;
+		rank->input_dtype = (uint8_t)agent_check_input_dtype(tensor, rank->request);
+		round->widens |= rank->input_dtype != tensor->dtype;
 		rank->output = rank->request->output;
 		rank->input_device = rank->request->input_device;
 		rank->output_device = rank->request->output_device;

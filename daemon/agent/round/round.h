@@ -34,6 +34,7 @@ struct agent_rank {
 		*output_device; /* that these are in, or NULL: memory of the host */
 	bool came;		/* or will never: it is out of the job, or has left the round out */
 	bool in;		/* once it moves: contributes */
+	uint8_t input_dtype;	/* of input */
 };
 
 struct agent_round_turn {
@@ -91,6 +92,7 @@ struct agent_round {
 	uint32_t n_in;	 /* once it moves: contributions */
 	uint32_t n_gone; /* elastic, over nodes: ranks that had gone when its result was made */
 	uint8_t reduction;
+	bool widens;	/* once it moves: some input is narrower than the tensor's type */
 	uint16_t scale; /* once it moves: agent_round_scale() */
 	unsigned n_up;	/* parts whose result is being copied to devices */
 	uint64_t n_cut; /* parts cut so far, but for empty ones: the number of the next */
@@ -138,7 +140,7 @@ static inline uint8_t agent_round_reduction(const struct agent_round *round)
 	return data_reduction_scaled(round->reduction, round->scale);
 }
 
-/* Once it moves: one contribution is its own sum, as it lies there. */
+/* Once it moves: one contribution is its own sum, as it lies there, unless it is to be widened. */
 static inline bool agent_round_takes_one(const struct agent_round *round)
 {
 	return !round->scale || round->grouped;
@@ -245,6 +247,11 @@ int agent_check_request(const struct agent_tensor *tensor, uint32_t rank,
 			const struct agent_request *request, struct failure *failure);
 int agent_check_pairs(const struct agent_round *round, uint32_t index, struct failure *failure);
 int agent_check_round(const struct agent_round *round, struct failure *failure);
+/* The type of a request's input, and its bytes. The second: of a checked request. */
+unsigned agent_check_input_dtype(const struct agent_tensor *tensor,
+				 const struct agent_request *request);
+uint64_t agent_check_input_len(const struct agent_tensor *tensor,
+			       const struct agent_request *request);
 /* Elements of the operation (push_pull, broadcast), or of each block where they are equal. Of a checked request. */
 uint64_t agent_check_elements(const struct agent_tensor *tensor, uint32_t rank,
 			      const struct agent_request *request);

@@ -33,9 +33,24 @@ static void sum(struct agent_part *part, const void *const *inputs, void *const 
 	params.n_elements = len / part->round->partition.element_size;
 	params.inputs = inputs;
 	params.n_inputs = part->n_inputs;
+	params.input_dtypes = part->round->widens ? part->input_dtypes : NULL;
 	params.outputs = outputs;
 	params.n_outputs = n_outputs;
 	part->out_of_range |= reduce_run(&params) != 0;
+}
+
+/* Where, in an input of a type, the element is that begins at a byte of the tensor. */
+static size_t place_in(const struct agent_part *part, unsigned dtype, size_t at)
+{
+	return at / part->round->partition.element_size * dtype_size(dtype);
+}
+
+/* What of the i-th input the part has from a byte of its own on. */
+static const void *input_from(const struct agent_part *part, size_t i, size_t at)
+{
+	if (part->round->widens)
+		at = place_in(part, part->input_dtypes[i], at);
+	return (const char *)part->inputs[i] + at;
 }
 
 /* Whether the job is left to the next daemon process: then work stops where it is. */
@@ -82,7 +97,7 @@ static void work_recorded(struct agent_part *part, unsigned thread)
 		if (!ledger->staged) {
 			len = MIN(part->extent.len - ledger->done, PIECE_BYTES);
 			for (size_t i = 0; i < part->n_inputs; i++)
-				part->piece[i] = (const char *)part->inputs[i] + ledger->done;
+				part->piece[i] = input_from(part, i, ledger->done);
 			sum(part, part->piece, &scratch, 1, len);
 			ledger_part_staged(ledger, len);
 		}
@@ -90,6 +105,25 @@ static void work_recorded(struct agent_part *part, unsigned thread)
 		ledger_part_copied(ledger);
 	}
 	ledger_part_done(ledger);
+}
+
+/* Our contribution that is late, as the next round is to add it. */
+static void copy_late(struct agent_part *part, void *to, uint32_t len)
+{
+	if (!part->round->widens) {
+		agent_part_copy(part, to, part->late, len);
+		return;
+	}
+	(void)reduce_run(&(struct reduce_params){
+		.dtype = part->round->tensor->dtype,
+		.reduction = REDUCTION_SUM,
+		.n_elements = len / part->round->partition.element_size,
+		.inputs = &part->late,
+		.n_inputs = 1,
+		.input_dtypes = &part->round->ranks[0].input_dtype,
+		.outputs = &to,
+		.n_outputs = 1,
+	});
 }
 
 /* A result that servers have given, or that the daemon before had: kept, before an output is touched. */
@@ -104,8 +138,7 @@ static void work_kept(struct agent_part *part)
 				agent_contributors_result_len(job_of(part), kept->what.operation,
 							      kept->what.len));
 	if (!kept->whole && kept->late)
-		agent_part_copy(part, ledger_cell_late(ledger, part->cell), part->late,
-				kept->what.len);
+		copy_late(part, ledger_cell_late(ledger, part->cell), kept->what.len);
 	if (!kept->whole)
 		ledger_cell_whole(ledger, part->cell);
 	for (size_t i = 0; i < part->n_outputs; i++) {
@@ -222,14 +255,20 @@ void agent_part_post(struct agent_part *part, void (*done)(struct task *task))
 
 const void *agent_part_input(const struct agent_part *part, uint32_t local)
 {
-	const char *input = part->round->ranks[local].input;
+	const struct agent_rank *rank = &part->round->ranks[local];
+	uint64_t at = part->extent.input_at;
 
-	return part->round->on_device && part->staged[local] ? part->staged[local]
-							     : input + part->extent.input_at;
+	if (part->round->on_device && part->staged[local])
+		return part->staged[local];
+	if (part->round->widens)
+		at = place_in(part, rank->input_dtype, at);
+	return (const char *)rank->input + at;
 }
 
 static void add_input(struct agent_part *part, uint32_t local)
 {
+	if (part->round->widens)
+		part->input_dtypes[part->n_inputs] = part->round->ranks[local].input_dtype;
 	part->inputs[part->n_inputs++] = agent_part_input(part, local);
 }
 

@@ -195,6 +195,45 @@ TEST(one_request_is_wrong_in_itself)
 	}
 }
 
+TEST(inputs_that_are_not_widened)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		for (uint32_t i = 0; i < 4; i++)
+			ask(scene, i)->base.input_dtype = i == 1 ? DTYPE_FLOAT64 : 0;
+		for (uint32_t i = 0; i < 4; i++)
+			submit(scene, i, 1);
+		expect_all_failed(scene, -EINVAL,
+				  "rank 1: an input of float64 for a tensor of float32: only "
+				  "float16 and bfloat16 are widened");
+
+		for (uint32_t i = 0; i < 4; i++)
+			ask(scene, i)->base.input_dtype = i == 2 ? UINT8_MAX : 0;
+		for (uint32_t i = 0; i < 4; i++)
+			submit(scene, i, 2);
+		expect_all_failed(scene, -EINVAL, "rank 2: an input of invalid");
+
+		for (uint32_t i = 0; i < 4; i++) {
+			scene->asked[i] = asked_of(OPERATION_BROADCAST, 0, scene->input[i], N,
+						   scene->output[i], N);
+			scene->asked[i].base.input_dtype = i ? 0 : DTYPE_BFLOAT16;
+			submit(scene, i, 3);
+		}
+		expect_all_failed(scene, -EINVAL,
+				  "rank 0: broadcast takes no input of another type");
+
+		/* Wider results would overtake what is still to be read. */
+		for (uint32_t i = 0; i < 4; i++)
+			(void)ask(scene, i);
+		scene->asked[3].base.input_dtype = DTYPE_BFLOAT16;
+		scene->asked[3].base.output = scene->input[3];
+		for (uint32_t i = 0; i < 4; i++)
+			submit(scene, i, 4);
+		expect_all_failed(scene, -EINVAL, "rank 3: input and output of push_pull overlap");
+		expect_sum(scene, 5);
+	}
+}
+
 /* Blocks of a variable tensor: what differs is seen by whoever meets both. */
 TEST(sizes_differ)
 {

@@ -4,6 +4,7 @@
  */
 #include "../server/expected.h"
 #include "world.h"
+#include <math.h>
 #include <stdio.h>
 
 static uint64_t random_state = 88172645463325252ull;
@@ -31,6 +32,9 @@ struct run {
 	size_t element_size;
 	uint32_t root;
 	void *inputs[WORLD_RANKS], *outputs[WORLD_RANKS];
+	/* Of a rank whose input is narrower: that; then `inputs` holds what it is as the tensor's type. */
+	uint8_t input_dtypes[WORLD_RANKS];
+	void *narrow[WORLD_RANKS];
 	uint64_t input_counts[WORLD_RANKS], output_counts[WORLD_RANKS];
 	uint64_t counts[WORLD_RANKS][2 * WORLD_RANKS];
 	bool has_counts;
@@ -41,6 +45,7 @@ static void run_free(struct run *run)
 	for (uint32_t i = 0; i < run->world->size; i++) {
 		free(run->inputs[i]);
 		free(run->outputs[i]);
+		free(run->narrow[i]);
 	}
 }
 
@@ -59,6 +64,33 @@ static void make_fitting(const struct run *run, void *data, uint64_t n)
 	}
 }
 
+static float widened(unsigned dtype, uint16_t bits)
+{
+	int exponent = bits >> 10 & 31, fraction = bits & 1023;
+	uint32_t wide = (uint32_t)bits << 16;
+	float x;
+
+	memcpy(&x, &wide, sizeof(x));
+	if (dtype == DTYPE_BFLOAT16)
+		return x;
+	x = exponent == 31 ? (fraction ? NAN : INFINITY)
+	    : exponent	   ? ldexpf((float)(fraction + 1024), exponent - 25)
+			   : ldexpf((float)fraction, -24);
+	return bits >> 15 ? -x : x;
+}
+
+static void make_narrow(struct run *run, uint32_t rank)
+{
+	uint64_t n = run->input_counts[rank];
+	uint16_t *narrow = run->narrow[rank] = malloc(n * sizeof(*narrow) + 1);
+	float *wide = run->inputs[rank];
+
+	ASSERT_TRUE(narrow);
+	fill(narrow, n * sizeof(*narrow));
+	for (uint64_t i = 0; i < n; i++)
+		wide[i] = widened(run->input_dtypes[rank], narrow[i]);
+}
+
 static void run_alloc(struct run *run)
 {
 	run->element_size = dtype_size(run->dtype);
@@ -72,6 +104,8 @@ static void run_alloc(struct run *run)
 		fill(run->inputs[i], in);
 		make_fitting(run, run->inputs[i], run->input_counts[i]);
 		memset(run->outputs[i], 0xa5, out + 1);
+		if (run->input_dtypes[i])
+			make_narrow(run, i);
 	}
 }
 
@@ -81,8 +115,10 @@ static void run_submit(struct run *run, struct declared *declared, uint64_t roun
 	uint32_t size = run->world->size;
 
 	for (uint32_t i = 0; i < size; i++) {
-		asked[i] = asked_of(run->operation, run->reduction, run->inputs[i],
-				    run->input_counts[i], run->outputs[i], run->output_counts[i]);
+		asked[i] =
+			asked_of(run->operation, run->reduction, run->narrow[i] ?: run->inputs[i],
+				 run->input_counts[i], run->outputs[i], run->output_counts[i]);
+		asked[i].base.input_dtype = run->input_dtypes[i];
 		asked[i].base.root = run->root;
 		asked[i].base.counts = run->has_counts ? run->counts[i] : NULL;
 	}
@@ -135,13 +171,25 @@ static bool is_allowed(unsigned dtype, unsigned reduction)
 	return dtype != DTYPE_BOOL || reduction != REDUCTION_AVERAGE;
 }
 
-static void check_push_pull(struct world *world, unsigned dtype, uint64_t n)
+/* What ranks give of a tensor of float32: each NARROW[rank % 3]. Type 0 is its own. */
+static const uint8_t alike[3], halves[] = { DTYPE_BFLOAT16, DTYPE_BFLOAT16, DTYPE_BFLOAT16 },
+			       mixed[] = { DTYPE_FLOAT16, 0, DTYPE_BFLOAT16 };
+
+static void set_narrow(struct run *run, const uint8_t *narrow)
+{
+	for (uint32_t i = 0; i < run->world->size; i++)
+		run->input_dtypes[i] = narrow[i % 3];
+}
+
+static void check_push_pull_of(struct world *world, unsigned dtype, uint64_t n,
+			       const uint8_t *narrow)
 {
 	struct declared *declared;
 	uint64_t round = 0;
 	char name[64];
 
-	(void)snprintf(name, sizeof(name), "push_pull %s %" PRIu64, dtype_name(dtype), n);
+	(void)snprintf(name, sizeof(name), "push_pull %s %" PRIu64 " %u", dtype_name(dtype), n,
+		       narrow[0]);
 	declared = world_declare(world, name, dtype, n);
 	for (unsigned reduction = 1; reduction <= REDUCTION_MAX_; reduction++) {
 		struct run run = {
@@ -154,6 +202,7 @@ static void check_push_pull(struct world *world, unsigned dtype, uint64_t n)
 
 		if (!is_allowed(dtype, reduction))
 			continue;
+		set_narrow(&run, narrow);
 		for (uint32_t i = 0; i < world->size; i++)
 			run.input_counts[i] = run.output_counts[i] = n;
 		run_alloc(&run);
@@ -166,7 +215,13 @@ static void check_push_pull(struct world *world, unsigned dtype, uint64_t n)
 	}
 }
 
-static void check_reduce_scatter(struct world *world, unsigned dtype, bool has_counts)
+static void check_push_pull(struct world *world, unsigned dtype, uint64_t n)
+{
+	check_push_pull_of(world, dtype, n, alike);
+}
+
+static void check_reduce_scatter_of(struct world *world, unsigned dtype, bool has_counts,
+				    const uint8_t *narrow)
 {
 	struct declared *declared;
 	struct run run = {
@@ -187,7 +242,9 @@ static void check_reduce_scatter(struct world *world, unsigned dtype, bool has_c
 		run.input_counts[i] = total;
 		memcpy(run.counts[i], run.output_counts, sizeof(run.output_counts));
 	}
-	(void)snprintf(name, sizeof(name), "reduce_scatter %s %d", dtype_name(dtype), has_counts);
+	set_narrow(&run, narrow);
+	(void)snprintf(name, sizeof(name), "reduce_scatter %s %d %u", dtype_name(dtype), has_counts,
+		       narrow[0]);
 	declared = world_declare(world, name, dtype, total);
 	run_alloc(&run);
 	expected = reduced(&run, total);
@@ -198,6 +255,11 @@ static void check_reduce_scatter(struct world *world, unsigned dtype, bool has_c
 	}
 	free(expected);
 	run_free(&run);
+}
+
+static void check_reduce_scatter(struct world *world, unsigned dtype, bool has_counts)
+{
+	check_reduce_scatter_of(world, dtype, has_counts, alike);
 }
 
 static void check_broadcast(struct world *world, uint32_t root, uint64_t n)
@@ -338,6 +400,11 @@ static void check_all(const struct world_options *options)
 		check_reduce_scatter(world, dtype, true);
 		check_reduce_scatter(world, dtype, false);
 	}
+	check_push_pull_of(world, DTYPE_FLOAT32, 1, halves);
+	check_push_pull_of(world, DTYPE_FLOAT32, 70001, halves);
+	check_push_pull_of(world, DTYPE_FLOAT32, 70001, mixed);
+	check_reduce_scatter_of(world, DTYPE_FLOAT32, true, halves);
+	check_reduce_scatter_of(world, DTYPE_FLOAT32, false, mixed);
 	check_push_pull(world, DTYPE_FLOAT32, 0);
 	check_push_pull(world, DTYPE_FLOAT16, 600000);
 	for (uint32_t root = 0; root < world->size; root++) {
@@ -413,4 +480,18 @@ TEST(large_parts_of_three_nodes)
 					   .n_lanes = 3,
 					   .part_bytes = 1 << 20,
 					   .ahead_bytes = 1 << 20 });
+}
+
+/* Results are held until all parts are there; contributions may be gathered again until then. */
+TEST(an_elastic_job_widens)
+{
+	const struct world_options options = {
+		.n_nodes = 2, .n_local = 2, .n_threads = 1, .resume = true, .min_ranks = 1
+	};
+	_cleanup_(world_freep) struct world *world = world_new(&options);
+
+	world_form(world);
+	check_push_pull_of(world, DTYPE_FLOAT32, 70001, mixed);
+	check_push_pull_of(world, DTYPE_FLOAT32, 5003, halves);
+	check_reduce_scatter_of(world, DTYPE_FLOAT32, false, mixed);
 }

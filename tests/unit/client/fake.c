@@ -145,8 +145,9 @@ __attribute__((no_sanitize("thread"))) static void
 session_run(struct fake *fake, struct fake_session *session, const struct shm_entry *e)
 {
 	size_t len = dtype_size(session->dtypes[e->tensor % FAKE_TENSORS]);
-	bool has_input = e->input_buffer;
-	uint64_t input_len = has_input ? e->input_count * len : 0;
+	bool rows = e->operation == OPERATION_PUSH_PULL_ROWS, has_input = e->input_buffer;
+	size_t input_size = rows || !e->input_dtype ? len : dtype_size(e->input_dtype);
+	uint64_t input_len = has_input ? e->input_count * input_size : 0;
 	uint64_t output_len = e->output_buffer ? e->output_count * len : 0;
 	char *input = session_data(session, e->input_buffer, e->input_offset, input_len);
 	char *output = session_data(session, e->output_buffer, e->output_offset, output_len);
@@ -160,7 +161,7 @@ session_run(struct fake *fake, struct fake_session *session, const struct shm_en
 		    e->operation == OPERATION_BROADCAST);
 	for (uint64_t i = output_len; i--;)
 		output[i] = (char)((input_len ? input[i % input_len] : 0) + 1);
-	if (e->operation == OPERATION_PUSH_PULL_ROWS)
+	if (rows)
 		session_run_rows(session, e);
 	if (on_device)
 		atomic_store(&shm_flags(session->shm)[e->slot].done, (uint32_t)e->ticket);
@@ -695,7 +696,8 @@ struct fake *fake_new(void)
 	fake->listener = fake_listen(fake->path);
 	fake->ledger_fd = -1;
 	fake->daemon = 1;
-	fake->features = CONTROL_FEATURE_RESUME | CONTROL_FEATURE_FUTEX | CONTROL_FEATURE_ORDER;
+	fake->features = CONTROL_FEATURE_RESUME | CONTROL_FEATURE_FUTEX | CONTROL_FEATURE_ORDER |
+			 CONTROL_FEATURE_WIDEN;
 	fake->stop = eventfd(0, EFD_CLOEXEC);
 	ASSERT_OK(pthread_mutex_init(&fake->mutex, NULL));
 	ASSERT_OK(pthread_cond_init(&fake->changed, NULL));

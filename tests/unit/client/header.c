@@ -112,6 +112,7 @@ static void use_operations(void)
 	params.all_ranks = 0;
 	params.ordinal = 0;
 	params.order = BPS_ORDER_CALLS;
+	params.input_dtype = BPS_BFLOAT16;
 	EXPECT(bps_submit(tensor, &params, &request) < 0);
 	EXPECT(bps_client_take_ordinal(NULL, BPS_ORDER_PROGRAMS, &rows) < 0);
 	EXPECT(bps_client_differed(NULL, BPS_ORDER_CALLS) == 0);

@@ -521,6 +521,40 @@ TEST(next_daemon_that_cannot_resume)
 	wait_and_free(request);
 }
 
+/* It would read twice as much, and take it for numbers of the tensor's type. */
+TEST(next_daemon_that_does_not_widen)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = join_resumable(fake);
+	_cleanup_(bps_tensor_freep) struct bps_tensor *tensor = NULL;
+	uint16_t input[4] = { 0 };
+	float output[4];
+	struct bps_submit_params params = {
+		.size = sizeof(params),
+		.operation = BPS_PUSH_PULL,
+		.input = input,
+		.output = output,
+		.input_dtype = BPS_BFLOAT16,
+	};
+	struct bps_request *request, *other;
+
+	ASSERT_OK(bps_tensor_declare(client, "t", BPS_FLOAT32, 4, &tensor));
+	FAKE_SET(fake, hold, true);
+	ASSERT_OK(bps_submit(tensor, &params, &request));
+	fake_await(fake, &fake->told.n_entries, 1);
+	/* The next one has it as it was. */
+	fake_restart(fake);
+	await_entries(fake, request, 2);
+	ASSERT_EQ(told(fake)->entry.input_dtype, DTYPE_BFLOAT16);
+	FAKE_SET(fake, features, CONTROL_FEATURE_RESUME);
+	fake_restart(fake);
+	ASSERT_FAILS(bps_request_wait(request, BPS_FOREVER), ECONNRESET,
+		     "takes no input of another type than its tensor's");
+	bps_request_free(request);
+	ASSERT_EQ(told(fake)->n_entries, 2);
+	ASSERT_FAILS(bps_submit(tensor, &params, &other), ENOTCONN, "the job is over");
+}
+
 TEST(refused_resume)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();

@@ -541,6 +541,106 @@ TEST(where_ranks_have_differed)
 	bps_request_free(three);
 }
 
+#define BFLOAT16 .input_dtype = BPS_BFLOAT16
+
+/* Half as many bytes are staged, and half as many are read. */
+TEST(narrower_input)
+{
+	FIXTURE;
+	_cleanup_(bps_memory_freep) struct bps_memory *memory = NULL;
+	char *data;
+
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_PUSH_PULL, BFLOAT16, IN_OUT));
+	assert_entry(f.fake, BPS_PUSH_PULL, 12, 12);
+	ASSERT_EQ(told(f.fake)->entry.input_dtype, DTYPE_BFLOAT16);
+	ASSERT_OK(
+		TRY(f.fixed, .operation = BPS_REDUCE_SCATTER, .input_dtype = BPS_FLOAT16, IN_OUT));
+	assert_entry(f.fake, BPS_REDUCE_SCATTER, 12, 4);
+	ASSERT_EQ(told(f.fake)->entry.input_dtype, DTYPE_FLOAT16);
+	/* The tensor's own is as none. */
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input_dtype = BPS_FLOAT32, IN_OUT));
+	ASSERT_EQ(told(f.fake)->entry.input_dtype, 0);
+
+	/* Aligned as its own type is; up to the end of its memory. */
+	ASSERT_OK(bps_memory_alloc(f.client, 4096, &memory));
+	data = bps_memory_data(memory);
+	memset(data, 7, 4096);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_PUSH_PULL, BFLOAT16, .input = data + 4096 - 24,
+		      .output = data + 4));
+	ASSERT_EQ(told(f.fake)->entry.input_offset, 4096 - 24);
+	ASSERT_EQ(data[4], 8);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_PUSH_PULL, BFLOAT16, .input = data + 2,
+		      .output = data + 2048));
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, BFLOAT16, .input = data + 1,
+			 .output = data + 2048),
+		     EINVAL, "input is not aligned to 2");
+	/* Results are wider, so they would overtake what is read. */
+	memset(data, 7, 4096);
+	ASSERT_OK(
+		TRY(f.fixed, .operation = BPS_PUSH_PULL, BFLOAT16, .input = data, .output = data));
+	ASSERT_TRUE(told(f.fake)->entry.input_buffer != told(f.fake)->entry.output_buffer);
+	ASSERT_EQ(data[47], 8);
+	ASSERT_EQ(data[48], 7);
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, BFLOAT16, .input = data + 24,
+			 .output = data),
+		     EINVAL, "overlap");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_REDUCE_SCATTER, BFLOAT16, .input = data,
+			 .output = data + 8),
+		     EINVAL, "overlap");
+}
+
+TEST(inputs_that_are_not_widened)
+{
+	FIXTURE;
+	_cleanup_(bps_tensor_freep) struct bps_tensor *wide = NULL, *whole = NULL;
+	const int64_t rows[] = { 2, 0 };
+	int64_t out_rows[4];
+
+	ASSERT_OK(bps_tensor_declare(f.client, "wide", BPS_FLOAT64, 12, &wide));
+	ASSERT_OK(bps_tensor_declare(f.client, "whole", BPS_INT32, 12, &whole));
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_ALL_GATHER, BFLOAT16, IN_OUT), EINVAL,
+		     "all_gather of tensor \"fixed\": it takes no input of another type");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_ALL_TO_ALL, BFLOAT16, IN_OUT), EINVAL,
+		     "no input");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_BROADCAST, BFLOAT16, IN_OUT), EINVAL,
+		     "no input");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_BARRIER, BFLOAT16), EINVAL, "no input");
+	ASSERT_FAILS(TRY_ROWS(p.input_dtype = BPS_BFLOAT16), EINVAL, "no input");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input_dtype = BPS_FLOAT64, IN_OUT),
+		     EINVAL, "the tensor is of float32, the input of float64: only float16 and");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input_dtype = BPS_INT16, IN_OUT),
+		     EINVAL, "the input of int16");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input_dtype = 99, IN_OUT), EINVAL,
+		     "the input of invalid");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL,
+			 .input_dtype = UINT64_C(0x100000000) + BPS_BFLOAT16, IN_OUT),
+		     EINVAL, "the input of invalid");
+	ASSERT_FAILS(TRY(wide, .operation = BPS_PUSH_PULL, BFLOAT16, IN_OUT), EINVAL,
+		     "the tensor is of float64");
+	ASSERT_FAILS(TRY(whole, .operation = BPS_PUSH_PULL, BFLOAT16, IN_OUT), EINVAL,
+		     "the tensor is of int32");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, BFLOAT16, .memory = BPS_MEMORY_CUDA,
+			 IN_OUT),
+		     EINVAL, "on a device: convert it there");
+	ASSERT_EQ(told(f.fake)->n_entries, 0);
+}
+
+TEST(older_daemon_gets_no_narrower_input)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = NULL;
+	_cleanup_(bps_tensor_freep) struct bps_tensor *tensor = NULL;
+	float input[12] = { 0 }, output[12];
+
+	FAKE_SET(fake, features, CONTROL_FEATURE_RESUME | CONTROL_FEATURE_ORDER);
+	client = fake_join(fake, 0, 1);
+	ASSERT_OK(bps_tensor_declare(client, "tensor", BPS_FLOAT32, 12, &tensor));
+	ASSERT_FAILS(TRY(tensor, .operation = BPS_PUSH_PULL, BFLOAT16, IN_OUT), EOPNOTSUPP,
+		     "takes no input of another type than the tensor's: convert it before");
+	ASSERT_OK(TRY(tensor, .operation = BPS_PUSH_PULL, .input_dtype = BPS_FLOAT32, IN_OUT));
+	ASSERT_EQ(told(fake)->n_entries, 1);
+}
+
 /* Ranks that are lost are in no order with the others. */
 TEST(elastic_jobs_have_no_ordinals)
 {

@@ -549,6 +549,50 @@ TEST(wrong_entries_fail_with_words)
 	ring_close(&ring);
 }
 
+/* It has bytes of its own type, and is aligned to that. */
+TEST(narrower_inputs)
+{
+	struct ring ring;
+	struct shm_entry good, entry;
+	uint64_t round = 0;
+	uint16_t *narrow;
+
+	ring_open(&ring, 1);
+	good = trainer_entry(1, 0, 1, 1, 100);
+	good.output_offset = 4096;
+	good.input_offset = LEN - 200;
+	good.input_dtype = DTYPE_BFLOAT16;
+	narrow = (uint16_t *)((char *)ring.data[0] + LEN - 200);
+	narrow[0] = 0x3f80;
+	narrow[99] = 0x4040;
+	entry = good;
+	entry.round = ++round;
+	ASSERT_EQ(trainer_wait(&ring.trainers[0], trainer_post(&ring.trainers[0], &entry), NULL),
+		  0);
+	ASSERT_TRUE(ring.data[0][4096 / 4] == 1 && ring.data[0][4096 / 4 + 99] == 3);
+#define REFUSED(field, value, words)                                   \
+	do {                                                           \
+		entry = good;                                          \
+		entry.field = (value);                                 \
+		expect_refused(&ring, &round, &entry, -EINVAL, words); \
+	} while (0)
+	REFUSED(input_offset, LEN - 198, "not inside");
+	REFUSED(input_offset, 1, "not aligned");
+	REFUSED(input_offset, 4096 - 198, "overlap");
+	REFUSED(input_count, UINT64_MAX / 2 + 1, "not inside");
+	REFUSED(input_dtype, DTYPE_INT8, "an input of int8 for a tensor of float32");
+	REFUSED(input_dtype, DTYPE_MAX_ + 1, "not inside");
+	REFUSED(input_dtype, 0x100 + DTYPE_BFLOAT16, "not inside");
+	REFUSED(operation, OPERATION_ACCUMULATE, "accumulate");
+	good.input_offset = 0;
+	REFUSED(input_dtype, DTYPE_MAX_ + 1, "an input of invalid");
+	REFUSED(input_dtype, 0x100 + DTYPE_BFLOAT16, "an input of invalid");
+	REFUSED(input_dtype, UINT32_MAX, "an input of invalid");
+#undef REFUSED
+	expect_sum(&ring, ++round);
+	ring_close(&ring);
+}
+
 TEST(wrong_counts_fail_with_words)
 {
 	struct ring ring;
