@@ -231,7 +231,10 @@ def _counts(values):
 
 
 def _submit(client, name, elements, source, target, operation, stream=None, **more):
-    """stream: on a device, which one it is in the order of, if that is not the one that is current now."""
+    """source: of target's type, or narrower where that is widened.
+
+    stream: on a device, which one it is in the order of, if that is not the one that is current now.
+    """
     tensor = client.declare(name, target.dtype, elements)
     counts = more.get("counts"), more.get("receive_counts")
     params = SubmitParams(
@@ -249,6 +252,7 @@ def _submit(client, name, elements, source, target, operation, stream=None, **mo
         all_ranks=more.get("all_ranks", False),
         ordinal=more.get("ordinal", 0),
         order=more.get("order", Order.NONE),
+        input_dtype=0 if source.dtype == target.dtype else source.dtype,
     )
     device = target.device or source.device
     return client.submit(tensor, params, (source.owner, target.owner), device, stream)
@@ -257,7 +261,7 @@ def _submit(client, name, elements, source, target, operation, stream=None, **mo
 def push_pull(source, target, reduction, name=None, priority=0, timeout=None, all_ranks=False, ordinal=0):
     """ordinal: the place that was taken for a call without a name, whose tensor is called name."""
     client = _client.current()
-    full, order = _in_order(client, name, tensor_name("push_pull", name, source.dtype, source.count))
+    full, order = _in_order(client, name, tensor_name("push_pull", name, target.dtype, source.count))
     more = {"reduction": reduction, "priority": priority, "timeout": timeout, "all_ranks": all_ranks}
     more.update(order=order, ordinal=ordinal)
     return _submit(client, full, source.count, source, target, Operation.PUSH_PULL, **more)
@@ -496,7 +500,7 @@ def scatter_rows(rows):
 
 def reduce_scatter(source, target, row, rows, reduction, name=None, timeout=None):
     client = _client.current()
-    full, order = _in_order(client, name, tensor_name("reduce_scatter", name, source.dtype, source.count))
+    full, order = _in_order(client, name, tensor_name("reduce_scatter", name, target.dtype, source.count))
     more = {"counts": _counts([n * row for n in rows]), "reduction": reduction, "timeout": timeout, "order": order}
     return _submit(client, full, source.count, source, target, Operation.REDUCE_SCATTER, **more)
 

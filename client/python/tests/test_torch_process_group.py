@@ -41,7 +41,8 @@ def test_operations(run_group, n):
 
 @pytest.mark.full_tier("three ranks")
 def test_operations_through_a_server(run_group):
-    checks = ("all_reduce", "moves", "uneven", "reduce", "reduce_scatter", "all_to_all", "messages", "many_at_once")
+    checks = ("all_reduce", "moves", "uneven", "reduce", "reduce_scatter", "reduce_scatter_to_float32", "all_to_all")
+    checks += ("messages", "many_at_once")
     run_group("process_group_ops.py", 3, *(f"check_{name}" for name in checks), BPS_FORCE_DISTRIBUTED=1)
 
 

@@ -34,7 +34,9 @@ _UNSIGNED = {"uint16": DType.INT16, "uint32": DType.INT32, "uint64": DType.INT64
 
 
 class Move:
-    """One operation. source, target: Spans or None. finish() is called when it is complete."""
+    """One operation. source, target: Spans or None; what is reduced may be narrower than what comes of it. finish() is called
+    when it is complete.
+    """
 
     __slots__ = ("operation", "dtype", "source", "target", "finish", "reduction", "counts", "receive_counts", "root")
 
@@ -42,7 +44,7 @@ class Move:
         self, operation, source, target, finish=None, *, reduction=0, counts=None, receive_counts=None, root=0
     ):
         self.operation = operation
-        self.dtype = (source or target).dtype
+        self.dtype = (target or source).dtype
         self.source = source
         self.target = target
         self.finish = finish
@@ -136,6 +138,11 @@ def _check_alike(tensors):
 def _check_type(output, input):
     if output.dtype != input.dtype:
         raise TypeError(f"output is of {output.dtype}, input of {input.dtype}: they must have one type")
+
+
+def _widens(output, source):
+    """Whether source is of a narrower type than output, and bps reduces it as output's."""
+    return output.dtype == torch.float32 and source.dtype in (torch.float16, torch.bfloat16)
 
 
 def _check_count(what, count, expected):
@@ -245,12 +252,17 @@ def reduce(tensor, op, root, rank, size):
 
 def reduce_scatter(output, source, counts, op, rank, size):
     """source: contiguous, with counts[r] elements for rank r."""
-    _check_type(output, source)
+    widens = _widens(output, source)
+    if not widens:
+        _check_type(output, source)
     _check_count("output", output.numel(), counts[rank])
     if sum(counts) != source.numel():
         _check_count("input", source.numel(), sum(counts))
+    if widens and op == ReduceOp.PREMUL_SUM:
+        source = source.to(output.dtype)  # what is multiplied is a copy anyway
     source, dtype, factor, reduction = _wire(source, op)
     if dtype is None:
+        _check_type(output, source)
         memory = _devices.empty([counts[rank] * size], source.dtype, source)
 
         def finish():
@@ -267,11 +279,12 @@ def reduce_scatter(output, source, counts, op, rank, size):
             receive_counts=[counts[rank] * width] * size,
         )
     memory, finish = _target(output)
-    source = _apart(source, memory, -sum(counts[:rank]) * source.element_size())
+    # Nothing that is widened is in place: results would overtake what is still to be read.
+    source = _apart(source, memory, None if widens else -sum(counts[:rank]) * source.element_size())
     return Move(
         Operation.REDUCE_SCATTER,
         _span(source, dtype, factor),
-        _span(memory, dtype, factor),
+        _span(memory, DTYPES[output.dtype] if widens else dtype, factor),
         finish,
         reduction=reduction,
         counts=[n * factor for n in counts],

@@ -8,8 +8,12 @@ is said once, as a warning.
 timeout (in seconds) is the deadline of an operation: it fails with BpsTimeoutError, which names the ranks that are
 missing. None: the job's. process_set: over whose ranks the operation is, as add_process_set() has it; None: over all. A root
 is named by its number among all ranks.
+
+output_dtype is torch.float32, for a tensor of float16 or bfloat16: the result has that type and the bits of tensor.float()'s,
+without this copy. None: the tensor's. A tensor on a CUDA device is to be converted.
 """
 
+import copy
 import errno
 
 import torch
@@ -114,6 +118,9 @@ def _grad_name(operation, name):
 # -- push_pull, allreduce
 
 
+_WIDENED = (torch.float16, torch.bfloat16)
+
+
 def _reduction(average, op):
     return op if op is Product and average is None else choose_reduction(average, op)
 
@@ -121,16 +128,34 @@ def _reduction(average, op):
 class _Reducing:
     """What a reduction is asked for beside its tensor."""
 
-    def __init__(self, reduction, name=None, priority=0, prescale=1.0, postscale=1.0, timeout=None):
+    def __init__(
+        self, reduction, name=None, priority=0, prescale=1.0, postscale=1.0, timeout=None, output_dtype=None
+    ):
         self.reduction = reduction
         self.name = name
         self.priority = priority
         self.prescale = prescale
         self.postscale = postscale
         self.timeout = timeout
+        self.output_dtype = output_dtype
+        if output_dtype is not None and output_dtype not in DTYPES:
+            raise TypeError(f"output_dtype={output_dtype} is no type that bps reduces")
 
     def named(self, name):
-        return _Reducing(self.reduction, name, self.priority, self.prescale, self.postscale, self.timeout)
+        how = copy.copy(self)
+        how.name = name
+        return how
+
+    def result_like(self, shape, source):
+        """New memory for a result, beside what the reduction begins with."""
+        return _devices.empty(shape, self.output_dtype or source.dtype, source)
+
+    def scaled(self, tensor):
+        """What the reduction begins with. A copy that scales is made in the type of the result."""
+        source = _brought(tensor)
+        if self.prescale != 1.0 and self.output_dtype == torch.float32 and source.dtype in _WIDENED:
+            source = source.to(self.output_dtype)
+        return _scaled(source, self.prescale)
 
     def of_gradient(self):
         """Every rank's result depends on every rank's input alike, so the gradient is reduced as the values were."""
@@ -145,13 +170,17 @@ class _Reducing:
 
     def start(self, tensor, in_place):
         check_kind(tensor)
+        widens = self.output_dtype not in (None, tensor.dtype)
+        if widens and (sparse.is_sparse(tensor) or self.reduction is Product):
+            raise TypeError("output_dtype is for sums, averages, minima and maxima of tensors that are not sparse")
         if sparse.is_sparse(tensor):
             return sparse.start(tensor, self, in_place)
         if self.reduction is Product:
             return self._start_product(tensor, in_place)
-        source = _scaled(_brought(tensor), self.prescale)
+        source = self.scaled(tensor)
         ours = source.data_ptr() != tensor.data_ptr()  # a copy already, which may be overwritten
-        target = source if in_place or ours else _like(source)
+        is_whole = self.output_dtype in (None, source.dtype)
+        target = source if in_place or (ours and is_whole) else self.result_like(source.shape, source)
         request = _ops.push_pull(
             span_of(source), span_of(target), self.reduction, self.name, self.priority, self.timeout
         )
@@ -190,9 +219,10 @@ class _Reduce(torch.autograd.Function):
         return _Reduce.apply(grad, ctx.how.of_gradient()), None
 
 
-def push_pull_async(tensor, average=True, name=None, version=0, priority=0, timeout=None):
+def push_pull_async(tensor, average=True, name=None, version=0, priority=0, timeout=None, output_dtype=None):
     """Starts push_pull(). version is there for programs written for BytePS and has no effect."""
-    return _Reducing(choose_reduction(average, None), name, priority, timeout=timeout).start(tensor, in_place=False)
+    how = _Reducing(choose_reduction(average, None), name, priority, timeout=timeout, output_dtype=output_dtype)
+    return how.start(tensor, in_place=False)
 
 
 def push_pull_async_inplace(tensor, average=True, name=None, version=0, priority=0, timeout=None):
@@ -208,12 +238,21 @@ def push_pull_inplace(tensor, average=True, name=None, version=0, priority=0, ti
 byteps_push_pull = push_pull_async_inplace
 
 
-def push_pull(tensor, average=True, name=None, version=0, priority=0, compression=Compression.none, timeout=None):
+def push_pull(
+    tensor,
+    average=True,
+    name=None,
+    version=0,
+    priority=0,
+    compression=Compression.none,
+    timeout=None,
+    output_dtype=None,
+):
     """The average (or sum) of tensor over all ranks, as a new tensor. Can be differentiated."""
     check_kind(tensor)
     wire, ctx = compression.compress(tensor)
-    result = _Reduce.apply(wire, _Reducing(choose_reduction(average, None), name, priority, timeout=timeout))
-    return compression.decompress(result, ctx)
+    how = _Reducing(choose_reduction(average, None), name, priority, timeout=timeout, output_dtype=output_dtype)
+    return compression.decompress(_Reduce.apply(wire, how), ctx)
 
 
 def accumulate_async(tensor, name, priority=0, timeout=None, all_ranks=False):
@@ -245,9 +284,10 @@ def allreduce_async(
     process_set=None,
     priority=0,
     timeout=None,
+    output_dtype=None,
 ):
     """Starts allreduce()."""
-    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout, output_dtype)
     return how.start(tensor, in_place=False)
 
 
@@ -298,13 +338,14 @@ def allreduce(
     process_set=None,
     priority=0,
     timeout=None,
+    output_dtype=None,
 ):
     """The reduction of tensor over all ranks: op is Average, Sum, Min, Max or Product.
 
     Sums and averages can be differentiated.
     """
     check_kind(tensor)
-    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout, output_dtype)
     wire, ctx = compression.compress(tensor)
     return compression.decompress(_Reduce.apply(wire, how), ctx)
 
@@ -642,11 +683,11 @@ def _start_reducescatter(tensor, how):
     check_kind(tensor)
     if not tensor.dim():
         raise BpsValueError(errno.EINVAL, "reducescatter: a tensor without dimensions has no rows to be scattered")
-    source = _scaled(_brought(tensor), how.prescale)
+    source = how.scaled(tensor)
     count, row = _rows(source)
     rows = _ops.scatter_rows(count)
-    result, target = _maker(source)(rows[_client.current().rank])
-    request = _ops.reduce_scatter(span_of(source), target, row, rows, how.reduction, how.name, how.timeout)
+    result = how.result_like((rows[_client.current().rank], *source.shape[1:]), source)
+    request = _ops.reduce_scatter(span_of(source), span_of(result), row, rows, how.reduction, how.name, how.timeout)
 
     def steps():
         yield request
@@ -685,9 +726,10 @@ def reducescatter_async(
     prescale_factor=1.0,
     postscale_factor=1.0,
     timeout=None,
+    output_dtype=None,
 ):
     """Starts reducescatter()."""
-    how = _Reducing(Reduction(op), name, 0, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(Reduction(op), name, 0, prescale_factor, postscale_factor, timeout, output_dtype)
     return _start_reducescatter(tensor, how)
 
 
@@ -717,13 +759,14 @@ def reducescatter(
     prescale_factor=1.0,
     postscale_factor=1.0,
     timeout=None,
+    output_dtype=None,
 ):
     """This rank's share of the rows of the reduction over all ranks; the first ranks get one more if uneven.
 
     Sums and averages can be differentiated.
     """
     wire, ctx = compression.compress(tensor)
-    how = _Reducing(Reduction(op), name, 0, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(Reduction(op), name, 0, prescale_factor, postscale_factor, timeout, output_dtype)
     return compression.decompress(_ReduceScatter.apply([how], wire)[0], ctx)
 
 

@@ -105,6 +105,7 @@ def _submit(client, name, move, timeout_ms, stream=None, order=Order.NONE):
         root=move.root,
         timeout_ms=timeout_ms,
         order=order,
+        input_dtype=source.dtype if source and source.dtype != move.dtype else 0,
     )
     return client.submit(tensor, params, (source, target), device, stream)
 

@@ -239,6 +239,36 @@ def check_reduce_scatter():
     )
 
 
+def check_reduce_scatter_to_float32():
+    """As of what is cast before, bit by bit; each rank gives what it likes. FSDP and Megatron reduce so."""
+    for number, dtype in enumerate((torch.float16, torch.bfloat16)):
+        for op in (Op.SUM, Op.AVG, Op.MIN, Op.MAX, dist._make_nccl_premul_sum(1 / 3)):
+            halves = given(RANK, torch.float32, SIZE * 300, seed=number).div(7).to(dtype)
+            part, target = torch.zeros(300), torch.zeros(300)
+            dist.reduce_scatter_tensor(part, halves.float(), op=op)
+            dist.reduce_scatter_tensor(target, halves, op=op)
+            assert equal(target, part), (dtype, op)
+            target.zero_()
+            dist.reduce_scatter_tensor(target, halves if RANK else halves.float(), op=op, async_op=True).wait()
+            assert equal(target, part), (dtype, op)
+        target = torch.zeros(2, 300)
+        with dist._coalescing_manager():
+            for row in target:
+                dist.reduce_scatter_tensor(row, halves)
+        dist.reduce_scatter_tensor(part, halves.float())
+        assert equal(target[0], part) and equal(target[1], part)
+        # Over itself, where a result is wider than what is still to be read.
+        memory = torch.zeros(SIZE * 300)
+        over = memory.view(dtype)[: SIZE * 300]
+        over.copy_(halves)
+        dist.reduce_scatter_tensor(memory[:300], over)
+        assert equal(memory[:300], part)
+    one_type = (TypeError, "they must have one type", dist.reduce_scatter_tensor)
+    refused(*one_type, torch.zeros(3, dtype=torch.bfloat16), torch.ones(3 * SIZE))
+    refused(*one_type, torch.zeros(3), torch.ones(3 * SIZE, dtype=torch.int16))
+    refused(*one_type, torch.zeros(3), torch.ones(3 * SIZE, dtype=torch.bfloat16), Op.PRODUCT)
+
+
 def check_all_to_all():
     def piece(source, target, dtype):
         return given(source, dtype, (source + 2 * target) % 4, 2, seed=target)

@@ -155,6 +155,65 @@ def check_groups_that_gather_and_scatter():
     assert torch.allclose(inputs[1].grad, torch.full((size, 3), 10.0))
 
 
+def given_halves(rank, dtype, *shape):
+    """Numbers whose sums are none of the type."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def check_wider_outputs():
+    """The same bits as of what is cast before. Ranks need not agree on what they give."""
+    rank, size = bps.rank(), bps.size()
+    for dtype in (torch.float16, torch.bfloat16):
+        mine = given_halves(rank, dtype, 2 * size + 1, 300)
+        for op in (bps.Sum, bps.Average, bps.Min, bps.Max):
+            whole = bps.allreduce(mine.float(), op=op)
+            part = bps.reducescatter(mine.float(), op=op)
+            wider = bps.allreduce(mine, op=op, output_dtype=torch.float32)
+            assert wider.dtype == torch.float32 and torch.equal(wider, whole), (dtype, op)
+            wider = bps.reducescatter(mine, op=op, output_dtype=torch.float32)
+            assert wider.dtype == torch.float32 and torch.equal(wider, part), (dtype, op)
+            some = mine if rank % 2 else mine.float()
+            handle = bps.allreduce_async(some, op=op, output_dtype=torch.float32, name="some")
+            assert torch.equal(bps.synchronize(handle), whole), (dtype, op)
+            handle = bps.reducescatter_async(some, op=op, output_dtype=torch.float32, name="some")
+            assert torch.equal(bps.synchronize(handle), part), (dtype, op)
+        assert torch.equal(bps.push_pull(mine, output_dtype=torch.float32), bps.push_pull(mine.float()))
+        handle = bps.push_pull_async(mine.t(), average=False, name="turned", output_dtype=torch.float32)
+        assert torch.equal(bps.synchronize(handle), bps.allreduce(mine.t().float(), op=bps.Sum))
+        # What is multiplied is not rounded before it is added.
+        factors = {"prescale_factor": 1 / 3, "postscale_factor": 0.7}
+        wider = bps.allreduce(mine, op=bps.Sum, output_dtype=torch.float32, **factors)
+        assert torch.equal(wider, bps.allreduce(mine.float(), op=bps.Sum, **factors))
+        assert torch.equal(bps.allreduce(mine, op=bps.Sum, output_dtype=dtype), bps.allreduce(mine, op=bps.Sum))
+        assert torch.equal(mine, given_halves(rank, dtype, 2 * size + 1, 300))
+
+    leaf = torch.ones(2 * size, dtype=torch.bfloat16, requires_grad=True)
+    one = bps.allreduce(leaf, op=bps.Sum, name="wider.grad", output_dtype=torch.float32)
+    two = bps.reducescatter(leaf, op=bps.Sum, name="wider.grad", output_dtype=torch.float32)
+    ((rank + 1) * one.sum() + two.sum()).backward()
+    assert leaf.grad.dtype == torch.bfloat16 and (leaf.grad == size * (size + 1) / 2 + size).all(), leaf.grad
+
+
+def check_outputs_that_there_are_not():
+    wide, half, whole = torch.ones(2), torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.int16)
+    for call, kind, words in (
+        (lambda: bps.allreduce(wide, output_dtype=torch.bfloat16), bps.BpsValueError, "only float16 and bfloat16"),
+        (lambda: bps.allreduce(wide, prescale_factor=2.0, output_dtype=torch.float16), bps.BpsValueError, "are widened"),
+        (lambda: bps.allreduce(half, output_dtype=torch.float64), bps.BpsValueError, "of float64, the input of bfloat16"),
+        (lambda: bps.reducescatter(whole, output_dtype=torch.float32), bps.BpsValueError, "the input of int16"),
+        (lambda: bps.allreduce(half, output_dtype=torch.complex64), TypeError, "no type that bps reduces"),
+        (lambda: bps.allreduce(half, op=bps.Product, output_dtype=torch.float32), TypeError, "output_dtype is for"),
+        (lambda: bps.allreduce(half.to_sparse(), output_dtype=torch.float32), TypeError, "output_dtype is for"),
+    ):
+        try:
+            call()
+            raise AssertionError(f"it was taken, and not refused: {words}")
+        except kind as error:
+            assert words in str(error), error
+    assert torch.equal(bps.allreduce(half, op=bps.Sum, output_dtype=torch.float32), torch.full((2,), float(bps.size())))
+
+
 def check_product():
     mine = torch.arange(4, dtype=torch.float32) + bps.rank()
     expected = torch.stack([torch.arange(4, dtype=torch.float32) + rank for rank in range(bps.size())]).prod(0)
