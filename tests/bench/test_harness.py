@@ -3,7 +3,7 @@
 import argparse, ast, contextlib, glob, io, json, math, os, sys, tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 import harness, rivals
-from cluster import run
+from cluster import Skip, run
 
 
 def test_equal_links_have_the_optimum_of_the_paper():
@@ -74,6 +74,27 @@ def test_targets_are_declared():
                 worked_out = [part for part in ast.walk(call.args[2]) if isinstance(part, (ast.Call, ast.BinOp))]
                 assert not worked_out, f'{os.path.basename(path)}:{call.lineno}'
     assert n > 20, n
+
+
+def test_a_ring_rounds_at_each_hop_and_bps_does_not():
+    try:
+        import bench_accuracy as accuracy
+    except ImportError as error:
+        raise Skip(str(error)) from None
+    np, ref = accuracy.np, accuracy.ref
+    # What is exact is so by each way, of parts of whatever size.
+    numbers = [np.arange(r, r + 13, dtype=np.float32) for r in range(5)]
+    exact = sum(numbers)
+    for name, total in accuracy.sums([ref.narrow(ref.BFLOAT16, x) for x in numbers]).items():
+        assert (total == exact).all(), name
+    # 256, of whose last place 1 is half, which rounds to even, and five times 1. The parts begin with each of them in turn.
+    numbers = [np.full(6, 256 if r == 0 else 1, np.float32) for r in range(6)]
+    for name, total in accuracy.sums([ref.narrow(ref.BFLOAT16, x) for x in numbers]).items():
+        assert total.tolist() == {
+            'bps, bfloat16 in and float32 out': [261] * 6,
+            'bps, bfloat16 in and out': [260] * 6,
+            'a ring in bfloat16': [260, 260, 260, 260, 256, 256],
+        }[name], (name, total)
 
 
 run(globals())
