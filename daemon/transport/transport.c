@@ -6,6 +6,7 @@
 #include "transport/common/address.h"
 #include "transport/common/worker.h"
 #include "transport/internal.h"
+#include "transport/lane/gmac.h"
 #include "transport/peer/peer.h"
 #include "transport/rdma/peer.h"
 #include "transport/tcp/dial.h"
@@ -53,6 +54,8 @@ int transport_set_key(struct transport *transport, const void *key, size_t len)
 	key_forget(transport);
 	transport->key = copy;
 	transport->key_len = len;
+	if (len)
+		log_info("tags of messages are made by %s", gmac_way(0));
 	return 0;
 }
 

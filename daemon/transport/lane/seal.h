@@ -11,14 +11,14 @@
 
 #define SEAL_MAX DATA_TAG_LEN
 
-struct evp_cipher_ctx_st;
+struct gmac;
 
 struct seal {
-	struct evp_cipher_ctx_st *cipher; /* NULL: no tags */
-	uint64_t number;		  /* of the tag that is begun next */
+	struct gmac *gmac; /* NULL: no tags */
+	uint64_t number;   /* of the tag that is begun next */
 	uint32_t crc;
 	unsigned len;	/* of each tag or checksum; 0: nothing is sealed */
-	bool is_broken; /* libcrypto failed: none is right from here on */
+	bool is_broken; /* its library failed: none is right from here on */
 };
 
 /* key: DATA_PROOF_LEN bytes, or NULL for checksums. Returns 0 or -ENOMEM. */
