@@ -657,9 +657,9 @@ int ledger_cells_open(struct ledger *ledger, uint32_t max_tensors, struct failur
 		if (r)
 			return r;
 	}
-	/* Ranks are charged for those that hold something. The rest may have memory from before. */
+	/* Ranks are charged for those that hold something. The rest may have memory of before. */
 	ledger->n_peak = n - ledger->n_free_cells;
 	ledger->n_allowed = MAX(ledger->n_allowed, ledger->n_peak);
-	(void)ledger_cells_trim(ledger, ledger->n_allowed);
+	ledger_cells_return(ledger);
 	return read_tensors(ledger, max_tensors, failure);
 }

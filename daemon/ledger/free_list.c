@@ -134,6 +134,51 @@ uint32_t ledger_cells_trim(struct ledger *ledger, uint32_t n)
 	return n;
 }
 
+void ledger_cells_return(struct ledger *ledger)
+{
+	uint32_t have = n_taken(ledger) + ledger->n_free_cells;
+	uint32_t n = have - MIN(have, ledger->n_allowed);
+
+	memcpy(ledger->returned_cells, ledger->free_cells, n * sizeof(ledger->free_cells[0]));
+	ledger->n_returned_cells = ledger->n_warm_cells = n;
+	ledger->n_free_cells -= n;
+	memmove(ledger->free_cells, ledger->free_cells + n,
+		ledger->n_free_cells * sizeof(ledger->free_cells[0]));
+}
+
+/* Takes out the last n of those that are warm. */
+static void take_warm(struct ledger *ledger, uint32_t *cells, uint32_t n)
+{
+	uint32_t *from = ledger->returned_cells + ledger->n_warm_cells - n;
+
+	memcpy(cells, from, n * sizeof(cells[0]));
+	memmove(from, from + n,
+		(ledger->n_returned_cells - ledger->n_warm_cells) * sizeof(cells[0]));
+	ledger->n_warm_cells -= n;
+	ledger->n_returned_cells -= n;
+	ledger->n_leaving_cells = n;
+}
+
+bool ledger_cells_cool(struct ledger *ledger, uint32_t n)
+{
+	uint32_t cells[STEP_CELLS];
+	bool more;
+
+	latch_take(&ledger->cells_latch);
+	n = MIN(MIN(n, (uint32_t)STEP_CELLS), ledger->n_warm_cells);
+	take_warm(ledger, cells, n);
+	latch_drop(&ledger->cells_latch);
+	qsort(cells, n, sizeof(cells[0]), compare_cells);
+	give_back(ledger, cells, n);
+	latch_take(&ledger->cells_latch);
+	memcpy(ledger->returned_cells + ledger->n_returned_cells, cells, n * sizeof(cells[0]));
+	ledger->n_returned_cells += n;
+	ledger->n_leaving_cells = 0;
+	more = ledger->n_warm_cells;
+	latch_drop(&ledger->cells_latch);
+	return more;
+}
+
 int ledger_cells_charge(struct ledger *ledger)
 {
 	uint32_t n = MAX(ledger->cells_used - ledger->n_returned_cells, 1u);
@@ -168,8 +213,11 @@ static uint32_t choose(struct ledger *ledger)
 		return ledger->free_cells[--ledger->n_free_cells];
 	if (!may_touch(ledger))
 		return LEDGER_NO_CELL;
-	if (ledger->n_returned_cells)
-		return ledger->returned_cells[--ledger->n_returned_cells];
+	if (ledger->n_returned_cells) {
+		cell = ledger->returned_cells[--ledger->n_returned_cells];
+		ledger->n_warm_cells = MIN(ledger->n_warm_cells, ledger->n_returned_cells);
+		return cell;
+	}
 	cell = ledger->cells_used++;
 	atomic_store_explicit(&ledger_header(ledger)->cells_used, ledger->cells_used,
 			      memory_order_release);

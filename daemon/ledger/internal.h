@@ -68,6 +68,8 @@ struct ledger {
 	uint32_t *returned_cells; /* used before, and their memory is not */
 	uint32_t n_free_cells, n_returned_cells, cells_used;
 	uint32_t n_leaving_cells; /* whose memory is just being given back */
+	uint32_t
+		n_warm_cells; /* of those returned, the first: their memory of before is still there */
 	uint32_t n_allowed,
 		n_peak; /* that may be taken at once; that were, since it was last asked */
 	struct map stale_cells, parts;
@@ -162,5 +164,7 @@ int ledger_cells_init(struct ledger *ledger);
 /* Reads what the daemon before has left in cells and tensors. As ledger_open(). */
 int ledger_cells_open(struct ledger *ledger, uint32_t max_tensors, struct failure *failure);
 void ledger_cells_done(struct ledger *ledger);
+/* Of one taken over: free cells that are too many count as returned, and stay warm until ledger_cells_cool(). */
+void ledger_cells_return(struct ledger *ledger);
 /* Charges ledger->quota with cells that have memory already: 0 or -EDQUOT. */
 int ledger_cells_charge(struct ledger *ledger);

@@ -236,6 +236,11 @@ uint32_t ledger_cells_allowed(struct ledger *ledger);
 void ledger_cells_allow(struct ledger *ledger, uint32_t n);
 /* Allows fewer, but those that are taken; memory of others goes back to the system. Returns how many there may be now. */
 uint32_t ledger_cells_trim(struct ledger *ledger, uint32_t n);
+/*
+ * Of one taken over, those that are too many may have memory of before, which nobody is charged for: it goes back to the system, of at
+ * most so many at once. Returns whether there are more. Control thread.
+ */
+bool ledger_cells_cool(struct ledger *ledger, uint32_t n);
 /* Whether half of those that may be taken are. */
 bool ledger_cells_scarce(struct ledger *ledger);
 /* The most that were taken at once since this was last asked. */

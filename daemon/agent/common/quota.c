@@ -57,7 +57,14 @@ static void on_look(struct loop_timer *timer)
 	uint32_t before = ledger_cells_allowed(job->resumption.ledger), n = before;
 
 	/* Or it is the next process's now. */
-	if (job->state != JOB_RUNNING || job->resumption.suspended || before <= first)
+	if (job->state != JOB_RUNNING || job->resumption.suspended)
+		return;
+	/* First what the process before has left. */
+	if (ledger_cells_cool(job->resumption.ledger, MAX(step, 1u))) {
+		look_again(job, STEP_NS);
+		return;
+	}
+	if (before <= first)
 		return;
 	if (before <= job->retention.room_target)
 		job->retention.room_target = ledger_cells_peak(job->resumption.ledger) <= before / 4
@@ -90,7 +97,9 @@ void agent_quota_formed(struct agent_job *job)
 	if (!job->resumption.ledger || !ledger_is_far(job->resumption.ledger))
 		return;
 	job->retention.room_target = ledger_cells_allowed(job->resumption.ledger);
-	if (job->retention.room_target > ledger_cells_first(job->resumption.ledger))
+	if (ledger_cells_cool(job->resumption.ledger, 0))
+		look_again(job, STEP_NS);
+	else if (job->retention.room_target > ledger_cells_first(job->resumption.ledger))
 		look_again(job, LOOK_NS);
 }
 

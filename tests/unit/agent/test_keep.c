@@ -150,6 +150,11 @@ TEST(after_a_restart_no_more_is_charged_than_holds_something)
 	ASSERT_EQ(ledger_cells_allowed(job_of(world)->resumption.ledger), 2 * first);
 	ASSERT_EQ(world->ranks[0].charged,
 		  ledger_cells_bytes(job_of(world)->resumption.ledger, 2 * first));
+	/* What the process before has left in those that hold nothing goes back. */
+	for (n = 0; ledger_cells_cool(job_of(world)->resumption.ledger, 0); n++) {
+		ASSERT_INT(n, <, ARRAY_SIZE(cells));
+		look(job_of(world));
+	}
 	/* And is looked at as what came later is. */
 	look(job_of(world));
 	ASSERT_EQ(ledger_cells_allowed(job_of(world)->resumption.ledger), 2 * first);

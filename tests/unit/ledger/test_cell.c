@@ -315,7 +315,7 @@ TEST(the_next_process_is_allowed_what_holds_something)
 	enum { MORE = 600, KEPT = 3, USED = 16384 };
 	_cleanup_(fd_closep) int fd = -1;
 	struct ledger *ledger = make(&fd);
-	uint32_t first = ledger_cells_first(ledger), n = first + MORE, cell;
+	uint32_t first = ledger_cells_first(ledger), n = first + MORE, cell, n_steps;
 	_cleanup_(freep) uint32_t *cells = calloc(n, sizeof(cells[0]));
 	uint64_t before = memory_of(fd);
 
@@ -334,6 +334,12 @@ TEST(the_next_process_is_allowed_what_holds_something)
 	ASSERT_TRUE(memory_of(fd) >= before + (uint64_t)MORE * USED);
 	ledger = again(ledger, fd);
 	ASSERT_EQ(ledger_cells_allowed(ledger), first);
+	/* Memory goes back in steps: that takes long. */
+	ASSERT_TRUE(memory_of(fd) >= before + (uint64_t)MORE * USED);
+	ASSERT_TRUE(ledger_cells_cool(ledger, 0));
+	for (n_steps = 1; ledger_cells_cool(ledger, 100); n_steps++)
+		ASSERT_TRUE(memory_of(fd) >= before + (uint64_t)(MORE - n_steps * 100) * USED);
+	ASSERT_EQ(n_steps, (MORE + 99) / 100);
 	ASSERT_TRUE(memory_of(fd) < before + (uint64_t)MORE * USED / 2);
 	ASSERT_EQ(ledger_cells_peak(ledger), KEPT);
 	for (uint32_t i = 0; i < KEPT; i++) {
@@ -370,6 +376,37 @@ static void *take_some(void *user)
 	}
 	free(cells);
 	return NULL;
+}
+
+/* What is taken before its memory of before has gone back keeps it. */
+TEST(a_warm_cell_that_is_taken_is_not_cooled)
+{
+	enum { MORE = 40 };
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	uint32_t first = ledger_cells_first(ledger), n = first + MORE, cells[MORE];
+
+	ledger_cells_allow(ledger, n);
+	for (uint32_t i = 0; i < n; i++)
+		(void)ledger_cell_take(ledger, false);
+	for (uint32_t i = 0; i < n; i++)
+		ledger_cell_free(ledger, i);
+	ledger = again(ledger, fd);
+	ledger_cells_allow(ledger, n);
+	for (uint32_t i = 0; i < first; i++)
+		ASSERT_TRUE(ledger_cell_take(ledger, false) != LEDGER_NO_CELL);
+	ASSERT_TRUE(ledger_cells_cool(ledger, 10));
+	/* Ten that are cold, and twenty that are warm. */
+	for (uint32_t i = 0; i < 30; i++) {
+		cells[i] = ledger_cell_take(ledger, false);
+		ASSERT_TRUE(cells[i] != LEDGER_NO_CELL);
+		memset(ledger_cell_data(ledger, cells[i], PART_BYTES), 1 + (int)i, PART_BYTES);
+	}
+	ASSERT_TRUE(!ledger_cells_cool(ledger, MORE));
+	for (uint32_t i = 0; i < 30; i++)
+		ASSERT_EQ(((unsigned char *)ledger_cell_data(ledger, cells[i], PART_BYTES))[0],
+			  1 + i);
+	ledger_free(ledger);
 }
 
 /* It is mostly holes: pages that the next process would make of them are its own, whoever keeps the memfd. */
