@@ -7,6 +7,7 @@
 #include "base/failpoint.h"
 #include "ledger/internal.h"
 #include <inttypes.h>
+#include <stdlib.h>
 
 #define NO_JOURNAL UINT32_MAX
 
@@ -22,12 +23,19 @@ static void journal_clear(const struct ledger *ledger, uint32_t journal)
 
 /* -- Taking over ------------------------------------------------------------------------------- */
 
+static int compare_record(const void *record, const void *old)
+{
+	uint32_t a = *(const uint32_t *)record, b = ((const struct ledger_old *)old)->record;
+
+	return (a > b) - (a < b);
+}
+
+/* They were read in the order of their records. */
 static const struct ledger_old *old_of(const struct ledger *ledger, uint32_t record)
 {
-	for (size_t i = 0; i < ledger->n_old; i++)
-		if (ledger->old[i].record == record)
-			return &ledger->old[i];
-	return NULL;
+	return ledger->n_old ? bsearch(&record, ledger->old, ledger->n_old, sizeof(ledger->old[0]),
+				       compare_record)
+			     : NULL;
 }
 
 /*

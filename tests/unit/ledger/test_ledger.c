@@ -111,6 +111,40 @@ TEST(a_part_goes_on_in_the_hand_it_was_left_in)
 	ledger_free(ledger);
 }
 
+TEST(each_hand_is_of_its_own_record)
+{
+	static const char *const tensors[] = { "a", "b", "c", "d", "e" };
+	enum { N = ARRAY_SIZE(tensors) };
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(N, &fd);
+	struct ledger_round rounds[N] = { 0 };
+	struct failure failure = { 0 };
+	struct ledger_part part;
+
+	for (unsigned i = 0; i < N; i++) {
+		struct ledger_facts of_its_own = facts;
+
+		of_its_own.tensor = tensors[i];
+		ASSERT_OK(ledger_round_begin(ledger, &rounds[i], &of_its_own, &failure));
+	}
+	/* In that of the middle, what others are still at is done. */
+	finish_part(&rounds[N / 2], 0);
+	for (unsigned i = 0; i < N; i++)
+		leave_part(&rounds[i], i == N / 2, i, 512 * (1 + i), 256);
+	ledger_free(ledger);
+	ledger = reopen(fd, N);
+	for (unsigned i = 0; i < N; i++) {
+		struct ledger_facts of_its_own = facts;
+
+		of_its_own.tensor = tensors[i];
+		ASSERT_OK(ledger_round_begin(ledger, &rounds[i], &of_its_own, &failure));
+		ASSERT_OK(ledger_part_find(&rounds[i], i == N / 2, PART_BYTES, &part));
+		ASSERT_EQ(part.done, 512 * (1 + i));
+		ASSERT_EQ(part.staged, 256);
+	}
+	ledger_free(ledger);
+}
+
 TEST(a_hand_beyond_its_part_is_damage)
 {
 	_cleanup_(fd_closep) int fd = -1;
