@@ -356,21 +356,21 @@ int ledger_cells_init(struct ledger *ledger)
 	if (!ledger->n_cells)
 		return 0;
 	ledger->kept = calloc(ledger->n_cells, sizeof(ledger->kept[0]));
-	ledger->free_cells = malloc(ledger->n_cells * sizeof(ledger->free_cells[0]));
-	ledger->returned_cells = malloc(ledger->n_cells * sizeof(ledger->returned_cells[0]));
-	if (!ledger->kept || !ledger->free_cells || !ledger->returned_cells)
+	ledger->cells.free = malloc(ledger->n_cells * sizeof(ledger->cells.free[0]));
+	ledger->cells.returned = malloc(ledger->n_cells * sizeof(ledger->cells.returned[0]));
+	if (!ledger->kept || !ledger->cells.free || !ledger->cells.returned)
 		return error_origin(-ENOMEM);
-	ledger->n_allowed = ledger_cells_first(ledger);
+	ledger->cells.n_allowed = ledger_cells_first(ledger);
 	return 0;
 }
 
 void ledger_cells_done(struct ledger *ledger)
 {
-	if (ledger->n_cells_charged)
-		quota_release(ledger->quota, ledger->n_cells_charged * ledger_cell_stride(ledger));
+	if (ledger->cells.n_charged)
+		quota_release(ledger->quota, ledger->cells.n_charged * ledger_cell_stride(ledger));
 	free(ledger->kept);
-	free(ledger->free_cells);
-	free(ledger->returned_cells);
+	free(ledger->cells.free);
+	free(ledger->cells.returned);
 	map_done(&ledger->stale_cells);
 	map_done(&ledger->parts);
 	map_done(&ledger->tensors.names);
@@ -492,9 +492,9 @@ uint32_t ledger_cells_used(struct ledger *ledger)
 {
 	uint32_t n;
 
-	latch_take(&ledger->cells_latch);
-	n = ledger->cells_used;
-	latch_drop(&ledger->cells_latch);
+	latch_take(&ledger->cells.latch);
+	n = ledger->cells.used;
+	latch_drop(&ledger->cells.latch);
 	return n;
 }
 
@@ -572,7 +572,7 @@ static const char *name_of(const struct ledger *ledger, uint64_t key)
 
 void ledger_cells_drop(struct ledger *ledger)
 {
-	for (uint32_t i = 0; i < ledger->cells_used; i++) {
+	for (uint32_t i = 0; i < ledger->cells.used; i++) {
 		const struct ledger_kept *kept = &ledger->kept[i];
 		const struct ledger_old *old;
 		const char *name;
@@ -605,7 +605,7 @@ static int read_cell(struct ledger *ledger, uint32_t number, struct failure *fai
 	if (ledger_copy(ledger, cell_of(ledger, number), &copy, sizeof(copy)))
 		return failure_set(failure, -EPROTO, "the ledger cannot be read");
 	if (atomic_load_explicit(&copy.state, memory_order_relaxed) == LEDGER_EMPTY) {
-		ledger->free_cells[ledger->n_free_cells++] = number;
+		ledger->cells.free[ledger->cells.n_free++] = number;
 		return 0;
 	}
 	if (!cell_valid(ledger, &copy) ||
@@ -651,15 +651,15 @@ int ledger_cells_open(struct ledger *ledger, uint32_t max_tensors, struct failur
 	if (n > ledger->n_cells)
 		return failure_set(failure, -EPROTO, "the ledger is damaged: %u of %u cells", n,
 				   ledger->n_cells);
-	ledger->cells_used = n;
+	ledger->cells.used = n;
 	for (uint32_t i = n; i--;) {
 		r = read_cell(ledger, i, failure);
 		if (r)
 			return r;
 	}
 	/* Ranks are charged for those that hold something. The rest may have memory of before. */
-	ledger->n_peak = n - ledger->n_free_cells;
-	ledger->n_allowed = MAX(ledger->n_allowed, ledger->n_peak);
+	ledger->cells.n_peak = n - ledger->cells.n_free;
+	ledger->cells.n_allowed = MAX(ledger->cells.n_allowed, ledger->cells.n_peak);
 	ledger_cells_return(ledger);
 	return read_tensors(ledger, max_tensors, failure);
 }

@@ -30,8 +30,8 @@ uint64_t ledger_cells_bytes(const struct ledger *ledger, uint32_t n)
 /* The latch is taken. */
 static uint32_t n_taken(const struct ledger *ledger)
 {
-	return ledger->cells_used - ledger->n_free_cells - ledger->n_leaving_cells -
-	       ledger->n_returned_cells;
+	return ledger->cells.used - ledger->cells.n_free - ledger->cells.n_leaving -
+	       ledger->cells.n_returned;
 }
 
 static int compare_cells(const void *a, const void *b)
@@ -45,26 +45,26 @@ uint32_t ledger_cells_allowed(struct ledger *ledger)
 {
 	uint32_t n;
 
-	latch_take(&ledger->cells_latch);
-	n = ledger->n_allowed;
-	latch_drop(&ledger->cells_latch);
+	latch_take(&ledger->cells.latch);
+	n = ledger->cells.n_allowed;
+	latch_drop(&ledger->cells.latch);
 	return n;
 }
 
 void ledger_cells_allow(struct ledger *ledger, uint32_t n)
 {
-	latch_take(&ledger->cells_latch);
-	ledger->n_allowed = MAX(ledger->n_allowed, MIN(n, ledger->n_cells));
-	latch_drop(&ledger->cells_latch);
+	latch_take(&ledger->cells.latch);
+	ledger->cells.n_allowed = MAX(ledger->cells.n_allowed, MIN(n, ledger->n_cells));
+	latch_drop(&ledger->cells.latch);
 }
 
 bool ledger_cells_scarce(struct ledger *ledger)
 {
 	bool scarce;
 
-	latch_take(&ledger->cells_latch);
-	scarce = n_taken(ledger) >= ledger->n_allowed - ledger->n_allowed / 2;
-	latch_drop(&ledger->cells_latch);
+	latch_take(&ledger->cells.latch);
+	scarce = n_taken(ledger) >= ledger->cells.n_allowed - ledger->cells.n_allowed / 2;
+	latch_drop(&ledger->cells.latch);
 	return scarce;
 }
 
@@ -72,10 +72,10 @@ uint32_t ledger_cells_peak(struct ledger *ledger)
 {
 	uint32_t n;
 
-	latch_take(&ledger->cells_latch);
-	n = ledger->n_peak;
-	ledger->n_peak = n_taken(ledger);
-	latch_drop(&ledger->cells_latch);
+	latch_take(&ledger->cells.latch);
+	n = ledger->cells.n_peak;
+	ledger->cells.n_peak = n_taken(ledger);
+	latch_drop(&ledger->cells.latch);
 	return n;
 }
 
@@ -87,15 +87,15 @@ static uint32_t take_coldest(struct ledger *ledger, uint32_t *cells, uint32_t n)
 {
 	uint32_t have;
 
-	latch_take(&ledger->cells_latch);
-	have = n_taken(ledger) + ledger->n_free_cells;
-	n = MIN(MIN(n, ledger->n_free_cells), have - MIN(have, ledger->n_allowed));
-	memcpy(cells, ledger->free_cells, n * sizeof(cells[0]));
-	ledger->n_free_cells -= n;
-	ledger->n_leaving_cells = n;
-	memmove(ledger->free_cells, ledger->free_cells + n,
-		ledger->n_free_cells * sizeof(cells[0]));
-	latch_drop(&ledger->cells_latch);
+	latch_take(&ledger->cells.latch);
+	have = n_taken(ledger) + ledger->cells.n_free;
+	n = MIN(MIN(n, ledger->cells.n_free), have - MIN(have, ledger->cells.n_allowed));
+	memcpy(cells, ledger->cells.free, n * sizeof(cells[0]));
+	ledger->cells.n_free -= n;
+	ledger->cells.n_leaving = n;
+	memmove(ledger->cells.free, ledger->cells.free + n,
+		ledger->cells.n_free * sizeof(cells[0]));
+	latch_drop(&ledger->cells.latch);
 	qsort(cells, n, sizeof(cells[0]), compare_cells);
 	return n;
 }
@@ -115,48 +115,48 @@ uint32_t ledger_cells_trim(struct ledger *ledger, uint32_t n)
 {
 	uint32_t cells[STEP_CELLS], n_cells;
 
-	latch_take(&ledger->cells_latch);
-	ledger->n_allowed = MIN(MAX(n, n_taken(ledger)), ledger->n_allowed);
-	n = ledger->n_allowed;
-	latch_drop(&ledger->cells_latch);
+	latch_take(&ledger->cells.latch);
+	ledger->cells.n_allowed = MIN(MAX(n, n_taken(ledger)), ledger->cells.n_allowed);
+	n = ledger->cells.n_allowed;
+	latch_drop(&ledger->cells.latch);
 	while ((n_cells = take_coldest(ledger, cells, STEP_CELLS))) {
 		give_back(ledger, cells, n_cells);
-		latch_take(&ledger->cells_latch);
-		memcpy(ledger->returned_cells + ledger->n_returned_cells, cells,
+		latch_take(&ledger->cells.latch);
+		memcpy(ledger->cells.returned + ledger->cells.n_returned, cells,
 		       n_cells * sizeof(cells[0]));
-		ledger->n_returned_cells += n_cells;
-		ledger->n_leaving_cells = 0;
-		n_cells = MIN(n_cells, ledger->n_cells_charged);
-		ledger->n_cells_charged -= n_cells;
+		ledger->cells.n_returned += n_cells;
+		ledger->cells.n_leaving = 0;
+		n_cells = MIN(n_cells, ledger->cells.n_charged);
+		ledger->cells.n_charged -= n_cells;
 		quota_release(ledger->quota, n_cells * ledger_cell_stride(ledger));
-		latch_drop(&ledger->cells_latch);
+		latch_drop(&ledger->cells.latch);
 	}
 	return n;
 }
 
 void ledger_cells_return(struct ledger *ledger)
 {
-	uint32_t have = n_taken(ledger) + ledger->n_free_cells;
-	uint32_t n = have - MIN(have, ledger->n_allowed);
+	uint32_t have = n_taken(ledger) + ledger->cells.n_free;
+	uint32_t n = have - MIN(have, ledger->cells.n_allowed);
 
-	memcpy(ledger->returned_cells, ledger->free_cells, n * sizeof(ledger->free_cells[0]));
-	ledger->n_returned_cells = ledger->n_warm_cells = n;
-	ledger->n_free_cells -= n;
-	memmove(ledger->free_cells, ledger->free_cells + n,
-		ledger->n_free_cells * sizeof(ledger->free_cells[0]));
+	memcpy(ledger->cells.returned, ledger->cells.free, n * sizeof(ledger->cells.free[0]));
+	ledger->cells.n_returned = ledger->cells.n_warm = n;
+	ledger->cells.n_free -= n;
+	memmove(ledger->cells.free, ledger->cells.free + n,
+		ledger->cells.n_free * sizeof(ledger->cells.free[0]));
 }
 
 /* Takes out the last n of those that are warm. */
 static void take_warm(struct ledger *ledger, uint32_t *cells, uint32_t n)
 {
-	uint32_t *from = ledger->returned_cells + ledger->n_warm_cells - n;
+	uint32_t *from = ledger->cells.returned + ledger->cells.n_warm - n;
 
 	memcpy(cells, from, n * sizeof(cells[0]));
 	memmove(from, from + n,
-		(ledger->n_returned_cells - ledger->n_warm_cells) * sizeof(cells[0]));
-	ledger->n_warm_cells -= n;
-	ledger->n_returned_cells -= n;
-	ledger->n_leaving_cells = n;
+		(ledger->cells.n_returned - ledger->cells.n_warm) * sizeof(cells[0]));
+	ledger->cells.n_warm -= n;
+	ledger->cells.n_returned -= n;
+	ledger->cells.n_leaving = n;
 }
 
 bool ledger_cells_cool(struct ledger *ledger, uint32_t n)
@@ -164,43 +164,43 @@ bool ledger_cells_cool(struct ledger *ledger, uint32_t n)
 	uint32_t cells[STEP_CELLS];
 	bool more;
 
-	latch_take(&ledger->cells_latch);
-	n = MIN(MIN(n, (uint32_t)STEP_CELLS), ledger->n_warm_cells);
+	latch_take(&ledger->cells.latch);
+	n = MIN(MIN(n, (uint32_t)STEP_CELLS), ledger->cells.n_warm);
 	take_warm(ledger, cells, n);
-	latch_drop(&ledger->cells_latch);
+	latch_drop(&ledger->cells.latch);
 	qsort(cells, n, sizeof(cells[0]), compare_cells);
 	give_back(ledger, cells, n);
-	latch_take(&ledger->cells_latch);
-	memcpy(ledger->returned_cells + ledger->n_returned_cells, cells, n * sizeof(cells[0]));
-	ledger->n_returned_cells += n;
-	ledger->n_leaving_cells = 0;
-	more = ledger->n_warm_cells;
-	latch_drop(&ledger->cells_latch);
+	latch_take(&ledger->cells.latch);
+	memcpy(ledger->cells.returned + ledger->cells.n_returned, cells, n * sizeof(cells[0]));
+	ledger->cells.n_returned += n;
+	ledger->cells.n_leaving = 0;
+	more = ledger->cells.n_warm;
+	latch_drop(&ledger->cells.latch);
 	return more;
 }
 
 int ledger_cells_charge(struct ledger *ledger)
 {
-	uint32_t n = MAX(ledger->cells_used - ledger->n_returned_cells, 1u);
+	uint32_t n = MAX(ledger->cells.used - ledger->cells.n_returned, 1u);
 
-	if (!ledger->n_cells || n <= ledger->n_cells_charged)
+	if (!ledger->n_cells || n <= ledger->cells.n_charged)
 		return 0;
-	if (quota_charge(ledger->quota, (n - ledger->n_cells_charged) * ledger_cell_stride(ledger)))
+	if (quota_charge(ledger->quota, (n - ledger->cells.n_charged) * ledger_cell_stride(ledger)))
 		return error_origin(-EDQUOT);
-	ledger->n_cells_charged = n;
+	ledger->cells.n_charged = n;
 	return 0;
 }
 
 /* Whether one more may have memory, which is charged now. The latch is taken. */
 static bool may_touch(struct ledger *ledger)
 {
-	uint32_t n = ledger->cells_used - ledger->n_returned_cells + 1;
+	uint32_t n = ledger->cells.used - ledger->cells.n_returned + 1;
 
-	if (n <= ledger->n_cells_charged)
+	if (n <= ledger->cells.n_charged)
 		return true;
 	if (quota_charge(ledger->quota, ledger_cell_stride(ledger)))
 		return false;
-	ledger->n_cells_charged++;
+	ledger->cells.n_charged++;
 	return true;
 }
 
@@ -209,17 +209,17 @@ static uint32_t choose(struct ledger *ledger)
 {
 	uint32_t cell;
 
-	if (ledger->n_free_cells)
-		return ledger->free_cells[--ledger->n_free_cells];
+	if (ledger->cells.n_free)
+		return ledger->cells.free[--ledger->cells.n_free];
 	if (!may_touch(ledger))
 		return LEDGER_NO_CELL;
-	if (ledger->n_returned_cells) {
-		cell = ledger->returned_cells[--ledger->n_returned_cells];
-		ledger->n_warm_cells = MIN(ledger->n_warm_cells, ledger->n_returned_cells);
+	if (ledger->cells.n_returned) {
+		cell = ledger->cells.returned[--ledger->cells.n_returned];
+		ledger->cells.n_warm = MIN(ledger->cells.n_warm, ledger->cells.n_returned);
 		return cell;
 	}
-	cell = ledger->cells_used++;
-	atomic_store_explicit(&ledger_header(ledger)->cells_used, ledger->cells_used,
+	cell = ledger->cells.used++;
+	atomic_store_explicit(&ledger_header(ledger)->cells_used, ledger->cells.used,
 			      memory_order_release);
 	return cell;
 }
@@ -228,19 +228,19 @@ uint32_t ledger_cell_take(struct ledger *ledger, bool spare)
 {
 	uint32_t n_free, cell = LEDGER_NO_CELL;
 
-	latch_take(&ledger->cells_latch);
-	n_free = ledger->n_allowed - MIN(n_taken(ledger), ledger->n_allowed);
-	if (n_free && !(spare && n_free <= ledger->n_allowed / 2)) {
+	latch_take(&ledger->cells.latch);
+	n_free = ledger->cells.n_allowed - MIN(n_taken(ledger), ledger->cells.n_allowed);
+	if (n_free && !(spare && n_free <= ledger->cells.n_allowed / 2)) {
 		cell = choose(ledger);
-		ledger->n_peak = MAX(ledger->n_peak, n_taken(ledger));
+		ledger->cells.n_peak = MAX(ledger->cells.n_peak, n_taken(ledger));
 	}
-	latch_drop(&ledger->cells_latch);
+	latch_drop(&ledger->cells.latch);
 	return cell;
 }
 
 void ledger_cell_put_back(struct ledger *ledger, uint32_t cell)
 {
-	latch_take(&ledger->cells_latch);
-	ledger->free_cells[ledger->n_free_cells++] = cell;
-	latch_drop(&ledger->cells_latch);
+	latch_take(&ledger->cells.latch);
+	ledger->cells.free[ledger->cells.n_free++] = cell;
+	latch_drop(&ledger->cells.latch);
 }

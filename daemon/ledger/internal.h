@@ -41,6 +41,20 @@ struct ledger_window {
 	uint64_t at;
 };
 
+/* Which cells nobody has: free_list.c. Any thread, with the latch. */
+struct ledger_cells {
+	struct latch latch;
+	uint32_t used;	    /* no cell from this one on was ever taken */
+	uint32_t *free;	    /* their memory is still there; the last freed is the last */
+	uint32_t *returned; /* their memory is not */
+	uint32_t n_free, n_returned;
+	uint32_t n_leaving; /* whose memory is just being given back */
+	uint32_t n_warm; /* of those returned, the first: their memory of before is still there */
+	uint32_t n_allowed; /* that may be taken at once */
+	uint32_t n_peak;    /* that were, since it was last asked */
+	uint32_t n_charged;
+};
+
 struct ledger {
 	struct buffer *memory;
 	dev_t device;
@@ -62,22 +76,12 @@ struct ledger {
 	/* Through servers: cell.c. */
 	uint32_t n_cells, n_tensors, cell_bytes;
 	struct ledger_kept *kept; /* n_cells entries */
-	struct latch cells_latch; /* guards what is free: */
-	uint32_t *
-		free_cells; /* used before, and their memory is still there; the last freed is the last */
-	uint32_t *returned_cells; /* used before, and their memory is not */
-	uint32_t n_free_cells, n_returned_cells, cells_used;
-	uint32_t n_leaving_cells; /* whose memory is just being given back */
-	uint32_t
-		n_warm_cells; /* of those returned, the first: their memory of before is still there */
-	uint32_t n_allowed,
-		n_peak; /* that may be taken at once; that were, since it was last asked */
+	struct ledger_cells cells;
 	struct map stale_cells, parts;
 	struct ledger_tensors tensors;
 
 	struct quota *quota; /* or NULL: nobody is charged */
 	uint64_t charged;    /* beside cells, and tensors */
-	uint32_t n_cells_charged;
 
 	struct ledger_window window;
 	void *record; /* of the job, as it was found; or NULL */
