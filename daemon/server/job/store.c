@@ -614,6 +614,8 @@ static bool on_fail(struct chore *chore)
 	job_hold(job);
 	for (unsigned i = 0; i < FAIL_STEP && more; i++)
 		more = fail_next(job);
+	/* With the job the chore is gone. */
+	more = more && job->state != JOB_OVER;
 	job_let_go(job);
 	return more;
 }
