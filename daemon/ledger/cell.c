@@ -301,9 +301,11 @@ static int read_tensor(struct ledger *ledger, uint32_t place, struct failure *fa
 	struct ledger_known *known;
 	struct ledger_tensor copy;
 	uint32_t state;
+	int r;
 
-	if (ledger_copy(ledger, tensor_of(ledger, place), &copy, sizeof(copy)))
-		return failure_set(failure, -EPROTO, "the ledger cannot be read");
+	r = ledger_copy(ledger, tensor_of(ledger, place), &copy, sizeof(copy), failure);
+	if (r)
+		return r;
 	state = atomic_load_explicit(&copy.state, memory_order_relaxed);
 	known = calloc(1, sizeof(*known));
 	if (!known)
@@ -601,9 +603,11 @@ static int read_cell(struct ledger *ledger, uint32_t number, struct failure *fai
 {
 	struct ledger_kept *kept = &ledger->kept[number];
 	struct ledger_cell copy;
+	int r;
 
-	if (ledger_copy(ledger, cell_of(ledger, number), &copy, sizeof(copy)))
-		return failure_set(failure, -EPROTO, "the ledger cannot be read");
+	r = ledger_copy(ledger, cell_of(ledger, number), &copy, sizeof(copy), failure);
+	if (r)
+		return r;
 	if (atomic_load_explicit(&copy.state, memory_order_relaxed) == LEDGER_EMPTY) {
 		ledger->cells.free[ledger->cells.n_free++] = number;
 		return 0;

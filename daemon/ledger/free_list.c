@@ -79,6 +79,23 @@ uint32_t ledger_cells_peak(struct ledger *ledger)
 	return n;
 }
 
+/* Moves n of the cells of a list, from a place on, elsewhere. */
+static void take_out(uint32_t *list, uint32_t from, uint32_t n, uint32_t *n_list,
+		     uint32_t *ret_cells)
+{
+	memcpy(ret_cells, list + from, n * sizeof(list[0]));
+	*n_list -= n;
+	memmove(list + from, list + from + n, (*n_list - from) * sizeof(list[0]));
+}
+
+/* Their memory has gone back. The latch is taken. */
+static void returned(struct ledger *ledger, const uint32_t *cells, uint32_t n)
+{
+	memcpy(ledger->cells.returned + ledger->cells.n_returned, cells, n * sizeof(cells[0]));
+	ledger->cells.n_returned += n;
+	ledger->cells.n_leaving = 0;
+}
+
 /*
  * Takes out at most n of those that have been free for longest, as long as more have memory than are allowed: nobody's meanwhile, and
  * sorted. Returns how many.
@@ -90,11 +107,8 @@ static uint32_t take_coldest(struct ledger *ledger, uint32_t *cells, uint32_t n)
 	latch_take(&ledger->cells.latch);
 	have = n_taken(ledger) + ledger->cells.n_free;
 	n = MIN(MIN(n, ledger->cells.n_free), have - MIN(have, ledger->cells.n_allowed));
-	memcpy(cells, ledger->cells.free, n * sizeof(cells[0]));
-	ledger->cells.n_free -= n;
+	take_out(ledger->cells.free, 0, n, &ledger->cells.n_free, cells);
 	ledger->cells.n_leaving = n;
-	memmove(ledger->cells.free, ledger->cells.free + n,
-		ledger->cells.n_free * sizeof(cells[0]));
 	latch_drop(&ledger->cells.latch);
 	qsort(cells, n, sizeof(cells[0]), compare_cells);
 	return n;
@@ -122,10 +136,7 @@ uint32_t ledger_cells_trim(struct ledger *ledger, uint32_t n)
 	while ((n_cells = take_coldest(ledger, cells, STEP_CELLS))) {
 		give_back(ledger, cells, n_cells);
 		latch_take(&ledger->cells.latch);
-		memcpy(ledger->cells.returned + ledger->cells.n_returned, cells,
-		       n_cells * sizeof(cells[0]));
-		ledger->cells.n_returned += n_cells;
-		ledger->cells.n_leaving = 0;
+		returned(ledger, cells, n_cells);
 		n_cells = MIN(n_cells, ledger->cells.n_charged);
 		ledger->cells.n_charged -= n_cells;
 		quota_release(ledger->quota, n_cells * ledger_cell_stride(ledger));
@@ -139,23 +150,15 @@ void ledger_cells_return(struct ledger *ledger)
 	uint32_t have = n_taken(ledger) + ledger->cells.n_free;
 	uint32_t n = have - MIN(have, ledger->cells.n_allowed);
 
-	memcpy(ledger->cells.returned, ledger->cells.free, n * sizeof(ledger->cells.free[0]));
+	take_out(ledger->cells.free, 0, n, &ledger->cells.n_free, ledger->cells.returned);
 	ledger->cells.n_returned = ledger->cells.n_warm = n;
-	ledger->cells.n_free -= n;
-	memmove(ledger->cells.free, ledger->cells.free + n,
-		ledger->cells.n_free * sizeof(ledger->cells.free[0]));
 }
 
 /* Takes out the last n of those that are warm. */
 static void take_warm(struct ledger *ledger, uint32_t *cells, uint32_t n)
 {
-	uint32_t *from = ledger->cells.returned + ledger->cells.n_warm - n;
-
-	memcpy(cells, from, n * sizeof(cells[0]));
-	memmove(from, from + n,
-		(ledger->cells.n_returned - ledger->cells.n_warm) * sizeof(cells[0]));
 	ledger->cells.n_warm -= n;
-	ledger->cells.n_returned -= n;
+	take_out(ledger->cells.returned, ledger->cells.n_warm, n, &ledger->cells.n_returned, cells);
 	ledger->cells.n_leaving = n;
 }
 
@@ -171,9 +174,7 @@ bool ledger_cells_cool(struct ledger *ledger, uint32_t n)
 	qsort(cells, n, sizeof(cells[0]), compare_cells);
 	give_back(ledger, cells, n);
 	latch_take(&ledger->cells.latch);
-	memcpy(ledger->cells.returned + ledger->cells.n_returned, cells, n * sizeof(cells[0]));
-	ledger->cells.n_returned += n;
-	ledger->cells.n_leaving = 0;
+	returned(ledger, cells, n);
 	more = ledger->cells.n_warm;
 	latch_drop(&ledger->cells.latch);
 	return more;

@@ -137,9 +137,10 @@ static inline void ledger_fence(void)
 
 /*
  * For ledger_open(): copies what was left, out of the trainers' reach. What is not there is zeroes, and stays away: pages that were made
- * by looking at the mapping would be charged to this daemon. Returns 0, -EPROTO or -ENOMEM.
+ * by looking at the mapping would be charged to this daemon. Returns 0; or -EPROTO or -ENOMEM with failure filled.
  */
-int ledger_copy(struct ledger *ledger, const void *from, void *copy, size_t len);
+int ledger_copy(struct ledger *ledger, const void *from, void *copy, size_t len,
+		struct failure *failure);
 
 /* journal.c */
 /* Reads the journals that were left, after the records; gives each thread one of the others. As ledger_open(). */

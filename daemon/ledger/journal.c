@@ -50,10 +50,12 @@ static int read_journal(struct ledger *ledger, uint32_t number, bool *ret_stale,
 	uint32_t taken, done, staged;
 	const struct ledger_old *old;
 	size_t size;
+	int r;
 
 	*ret_stale = false;
-	if (ledger_copy(ledger, ledger_journal(ledger, number), &copy, sizeof(copy)))
-		return failure_set(failure, -EPROTO, "the ledger cannot be read");
+	r = ledger_copy(ledger, ledger_journal(ledger, number), &copy, sizeof(copy), failure);
+	if (r)
+		return r;
 	taken = atomic_load_explicit(&copy.taken, memory_order_relaxed);
 	progress = atomic_load_explicit(&copy.progress, memory_order_relaxed);
 	part = copy.part;

@@ -234,7 +234,8 @@ static int fill(struct ledger_window *window, uint64_t at)
 	return n == WINDOW ? 0 : error_origin(-EPROTO);
 }
 
-int ledger_copy(struct ledger *ledger, const void *from, void *copy, size_t len)
+int ledger_copy(struct ledger *ledger, const void *from, void *copy, size_t len,
+		struct failure *failure)
 {
 	uint64_t at = (uint64_t)((const char *)from - (const char *)ledger->memory->data);
 	char *to = copy;
@@ -244,15 +245,12 @@ int ledger_copy(struct ledger *ledger, const void *from, void *copy, size_t len)
 		n = MIN(len, (size_t)(WINDOW - at % WINDOW));
 		r = fill(&ledger->window, at - at % WINDOW);
 		if (r)
-			return error_trace(r);
+			return failure_set(failure, r, "%s",
+					   r == -ENOMEM ? "out of memory for a ledger"
+							: "the ledger cannot be read");
 		memcpy(to, ledger->window.data + at % WINDOW, n);
 	}
 	return 0;
-}
-
-static int damaged(struct failure *failure)
-{
-	return failure_set(failure, -EPROTO, "the ledger cannot be read");
 }
 
 /* Copies a record that is in use, and checks it. */
@@ -260,9 +258,11 @@ static int read_record(struct ledger *ledger, uint32_t number, struct failure *f
 {
 	struct ledger_old *old = &ledger->old[ledger->n_old];
 	struct ledger_record copy;
+	int r;
 
-	if (ledger_copy(ledger, ledger_record(ledger, number), &copy, sizeof(copy)))
-		return damaged(failure);
+	r = ledger_copy(ledger, ledger_record(ledger, number), &copy, sizeof(copy), failure);
+	if (r)
+		return r;
 	*old = (struct ledger_old){
 		.record = number,
 		.round = copy.round,
@@ -297,8 +297,10 @@ static int read_records(struct ledger *ledger, struct failure *failure)
 	int r;
 
 	for (uint32_t i = LEDGER_RECORDS; i--;) {
-		if (ledger_copy(ledger, &ledger_record(ledger, i)->state, &state, sizeof(state)))
-			return damaged(failure);
+		r = ledger_copy(ledger, &ledger_record(ledger, i)->state, &state, sizeof(state),
+				failure);
+		if (r)
+			return r;
 		if (state == LEDGER_FREE)
 			ledger->free_records[ledger->n_free++] = i;
 		else
@@ -330,10 +332,8 @@ static int read_job(struct ledger *ledger, const struct ledger_header *header,
 	if (!ledger->record)
 		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
 	ledger->record_len = header->job_len;
-	if (ledger_copy(ledger, ledger->memory->data + ledger_job_offset(ledger->n_journals),
-			ledger->record, ledger->record_len))
-		return damaged(failure);
-	return 0;
+	return ledger_copy(ledger, ledger->memory->data + ledger_job_offset(ledger->n_journals),
+			   ledger->record, ledger->record_len, failure);
 }
 
 int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, uint32_t max_tensors,
@@ -358,9 +358,9 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, uint32_
 	if (r)
 		return r;
 	ledger->window.fd = fd;
-	if (ledger_copy(ledger, ledger->memory->data, &header, sizeof(header)))
-		return damaged(failure);
-	r = check_header(&header, (uint64_t)st.st_size, job, size, failure);
+	r = ledger_copy(ledger, ledger->memory->data, &header, sizeof(header), failure);
+	if (!r)
+		r = check_header(&header, (uint64_t)st.st_size, job, size, failure);
 	if (r)
 		return r;
 	ledger->size = size;

@@ -29,8 +29,9 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	       const struct ledger_far *far, struct ledger **ret_ledger, int *ret_fd);
 /*
  * Takes over what fd, from outside, is said to be: the ledger of this run of a job of so many ranks. The descriptor stays
- * the caller's. It takes time and memory for each tensor: it has max_tensors at most. Returns 0; -ESTALE (of another version), -EPROTO (no ledger, of another job, or damaged), -ECONNRESET
- * (too few journals are left for these threads), -ENOMEM, each with words.
+ * the caller's. Each tensor takes time and memory: a ledger of more than max_tensors is refused. Returns 0; -ESTALE (of
+ * another version), -EPROTO (no ledger, of another job, or damaged), -ECONNRESET (too few journals are left for these
+ * threads), -ENOMEM, each with words.
  */
 int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, uint32_t max_tensors,
 		struct ledger **ret_ledger, struct failure *failure);
