@@ -180,9 +180,8 @@ static struct job *job_of_call(struct server *server, struct delivery *delivery)
 
 struct holder {
 	struct job *job;
-	uint64_t
-		owner; /* its user; of an older agent's job, which does not say, a number of its own */
-	uint64_t held;
+	uint64_t owner; /* the job's user; a number of its own where an older agent does not say */
+	uint64_t held;	/* bytes */
 };
 
 /* By owner, and of an owner the job that holds the most first. */
@@ -195,7 +194,7 @@ static int compare_holders(const void *one, const void *other)
 	return (a->held < b->held) - (a->held > b->held);
 }
 
-/* The running jobs that this peer contributes to. Freed by the caller. */
+/* The running jobs that this peer contributes to; NULL: there is no memory. Freed by the caller. */
 static struct holder *holders_of(struct server *server, const struct peer *peer, size_t *ret_n)
 {
 	struct holder *holders;
@@ -205,9 +204,12 @@ static struct holder *holders_of(struct server *server, const struct peer *peer,
 	list_for_each (job, &server->jobs, link)
 		n++;
 	holders = calloc(n + 1, sizeof(*holders));
+	*ret_n = 0;
+	if (!holders)
+		return NULL;
 	n = 0;
 	list_for_each (job, &server->jobs, link)
-		if (holders && job->state == JOB_RUNNING && job_node_of(job, peer) != NODE_NONE)
+		if (job->state == JOB_RUNNING && job_node_of(job, peer) != NODE_NONE)
 			holders[n++] = (struct holder){
 				.job = job,
 				.owner = job->owner.user == USER_NONE

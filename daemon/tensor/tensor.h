@@ -89,8 +89,8 @@ int buffer_map(int fd, uint64_t len, struct quota *quota, struct buffer **ret_bu
 int buffer_check_whole(int fd, uint64_t len, struct failure *failure);
 /*
  * Its trainer has given back pages of it: they are not touched any more. What is under way reads and writes a little memory
- * of ours in their place, over and over. It takes its place piece by piece, as a chore of the loop; pages that are made
- * until then are for buffer_give_back(). Sets buffer->buried. Harmless when it is set.
+ * of ours in their place, over and over. That memory takes the place of the buffer's piece by piece, as a chore of the loop; pages
+ * that are made until then are for buffer_give_back(). Sets buffer->buried. Harmless when buffer->buried is set.
  */
 void buffer_bury(struct buffer *buffer, struct loop *loop);
 /* A page of a buffer that is buried was made meanwhile: its trainer's memfd is soon without it again. */

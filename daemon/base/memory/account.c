@@ -1,7 +1,7 @@
 /*
- * Accounts of users and peers by name, and the words with which a charge is refused: what has run out, which
- * option says how much there is, what gives some back. Sessions, the agent's jobs and the server's
- * jobs charge their users here.
+ * Accounts of users and peers by name, and the words with which a charge is refused: what has run
+ * out, which option says how much there is, what gives some back. Sessions, the agent's jobs and
+ * the server's jobs are charged here.
  */
 #include "base/memory/account.h"
 

@@ -110,8 +110,8 @@ struct worker {
 	struct batch batch;
 	struct rate rate;
 	uint64_t n_copied; /* bytes of payloads, while it receives */
-	uint64_t
-		until_ns; /* where the loop is home, and while it receives: mail is run at once; or 0 */
+	/* Where the loop is home and receives: until then its mail is run at once, of which there were so many; else 0. */
+	uint64_t until_ns;
 	unsigned n_mails;
 	unsigned char buffer[RECEIVE_BUFFER];
 };

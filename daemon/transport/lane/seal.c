@@ -31,8 +31,10 @@ void seal_begin(struct seal *seal)
 	uint64_t number = htole64(seal->number++);
 
 	seal->crc = 0;
+	if (!seal->gmac)
+		return;
 	memcpy(nonce + GMAC_NONCE_LEN - sizeof(number), &number, sizeof(number));
-	if (seal->gmac && !gmac_begin(seal->gmac, nonce))
+	if (!gmac_begin(seal->gmac, nonce))
 		seal->is_broken = true;
 }
 

@@ -8,7 +8,8 @@ from .._library import Reduction
 class Reducer:
     """How gradients are reduced. Called with gradients and their variables, it returns the reduced gradients.
 
-    Those that are None stay None. A rank outside a process set reduces its own, by itself. A backend defines _reduce(), which takes a list of gradients and their numbers.
+    Those that are None stay None. A rank outside a process set reduces its own, by itself. A backend defines _reduce(),
+    which takes a list of gradients and their numbers.
     """
 
     @over_process_set_if_in_it
