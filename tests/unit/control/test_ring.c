@@ -507,6 +507,14 @@ static void expect_refused(struct ring *ring, uint64_t *round, const struct shm_
 	ASSERT_CONTAINS(text, words);
 }
 
+/* As a good entry, but for one field. */
+#define REFUSED(field, value, words)                                   \
+	do {                                                           \
+		entry = good;                                          \
+		entry.field = (value);                                 \
+		expect_refused(&ring, &round, &entry, -EINVAL, words); \
+	} while (0)
+
 TEST(wrong_entries_fail_with_words)
 {
 	struct ring ring;
@@ -515,12 +523,6 @@ TEST(wrong_entries_fail_with_words)
 
 	ring_open(&ring, 1);
 	good = trainer_entry(1, 0, 1, 1, 100);
-#define REFUSED(field, value, words)                                   \
-	do {                                                           \
-		entry = good;                                          \
-		entry.field = (value);                                 \
-		expect_refused(&ring, &round, &entry, -EINVAL, words); \
-	} while (0)
 	REFUSED(input_buffer, 9, "buffer 9");
 	REFUSED(input_buffer, 0, "needs an input");
 	REFUSED(output_buffer, UINT32_MAX, "buffer 4294967295");
@@ -544,7 +546,6 @@ TEST(wrong_entries_fail_with_words)
 	REFUSED(reduction, 200, "no reduction 200");
 	REFUSED(membership, 1, "flags");
 	REFUSED(operation, OPERATION_BROADCAST, "has no reduction");
-#undef REFUSED
 	expect_sum(&ring, ++round);
 	ring_close(&ring);
 }
@@ -570,12 +571,6 @@ TEST(narrower_inputs)
 	ASSERT_EQ(trainer_wait(&ring.trainers[0], trainer_post(&ring.trainers[0], &entry), NULL),
 		  0);
 	ASSERT_TRUE(ring.data[0][4096 / 4] == 1 && ring.data[0][4096 / 4 + 99] == 3);
-#define REFUSED(field, value, words)                                   \
-	do {                                                           \
-		entry = good;                                          \
-		entry.field = (value);                                 \
-		expect_refused(&ring, &round, &entry, -EINVAL, words); \
-	} while (0)
 	REFUSED(input_offset, LEN - 198, "not inside");
 	REFUSED(input_offset, 1, "not aligned");
 	REFUSED(input_offset, 4096 - 198, "overlap");

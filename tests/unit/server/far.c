@@ -313,6 +313,12 @@ void far_wait(struct far *far, struct asked *asked)
 		ASSERT_OK(loop_turn(far->loop, 1000));
 }
 
+void far_wait_all(struct far *far)
+{
+	for (struct asked *asked = far->all; asked; asked = asked->next)
+		far_wait(far, asked);
+}
+
 void far_expect(struct far *far, struct asked *asked, int status, const char *text)
 {
 	far_wait(far, asked);

@@ -161,6 +161,7 @@ void far_notice(struct far *far, unsigned end, unsigned op, uint64_t job, uint64
 
 /* Turns the loop until it is answered. */
 void far_wait(struct far *far, struct asked *asked);
+void far_wait_all(struct far *far);
 void far_expect(struct far *far, struct asked *asked, int status, const char *text);
 /* Not answered, though all that was sent has arrived. */
 void far_expect_waiting(struct far *far, struct asked *asked);

@@ -189,8 +189,7 @@ TEST(many_are_kept_in_pieces_when_a_node_leaves)
 	for (struct asked *asked = far->all; asked; asked = asked->next)
 		n += asked->done && asked->status == -EBUSY;
 	ASSERT_INT(n, <, MANY / 8);
-	for (struct asked *asked = far->all; asked; asked = asked->next)
-		far_wait(far, asked);
+	far_wait_all(far);
 }
 
 /* A job ends while a node is asked. */
@@ -201,8 +200,7 @@ TEST(the_end_of_a_job_ends_the_asking)
 
 	far_expect(far, far_attach(far, 1, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
 	far_notice(far, 1, DATA_FAIL_JOB, layout.job, 0, 0, 1, EIO, "no more");
-	for (struct asked *asked = far->all; asked; asked = asked->next)
-		far_wait(far, asked);
+	far_wait_all(far);
 	while (far_n_jobs(far))
 		ASSERT_OK(loop_turn(far->loop, 0));
 }

@@ -113,8 +113,7 @@ static void declare(struct far *far, struct layout *layout, unsigned n)
 static void last_leaves(struct far *far, struct layout *layout, unsigned n)
 {
 	node_leaves(far, layout, layout->n_nodes - 1);
-	for (struct asked *asked = far->all; asked; asked = asked->next)
-		far_wait(far, asked);
+	far_wait_all(far);
 	ASSERT_TRUE(far_n_jobs(far));
 	(void)n;
 }
@@ -394,8 +393,7 @@ TEST(a_job_ends_while_a_round_of_it_fails)
 	push_parts(far, &layout, 0, FEW);
 	far_notice(far, 1, DATA_FAIL_ROUND, layout.job, 1, 1, 1, EIO, "not this one");
 	far_notice(far, 1, DATA_FAIL_JOB, layout.job, 0, 0, 1, EIO, "over");
-	for (struct asked *asked = far->all; asked; asked = asked->next)
-		far_wait(far, asked);
+	far_wait_all(far);
 	while (far_n_jobs(far))
 		ASSERT_OK(loop_turn(far->loop, 0));
 }
@@ -413,8 +411,7 @@ TEST(a_tensor_of_many_parts_is_dropped_in_pieces)
 	job = list_first(&far->server->jobs, struct job, link);
 	for (uint32_t node = 0; node < 2; node++)
 		push_parts(far, &layout, node, FEW);
-	for (struct asked *asked = far->all; asked; asked = asked->next)
-		far_wait(far, asked);
+	far_wait_all(far);
 	forget(far, &layout, 0, 1);
 	held = job->memory.charged_parts;
 	forget(far, &layout, 1, 1);
