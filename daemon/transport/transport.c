@@ -55,7 +55,7 @@ int transport_set_key(struct transport *transport, const void *key, size_t len)
 	transport->key = copy;
 	transport->key_len = len;
 	if (len)
-		log_info("tags of messages are made by %s", gmac_way(0));
+		log_info("tags of messages are made by %s", gmac_implementation(0));
 	return 0;
 }
 

@@ -152,29 +152,29 @@ static const struct gmac_ops *fastest(void)
 
 /* -- Either ------------------------------------------------------------------------------------------------------- */
 
-static const struct gmac_ops *ops_of(size_t way)
+static const struct gmac_ops *ops_of(size_t implementation)
 {
-	return way ? &openssl : fastest();
+	return implementation ? &openssl : fastest();
 }
 
-size_t gmac_n_ways(void)
+size_t gmac_n_implementations(void)
 {
 	return fastest() == &openssl ? 1 : 2;
 }
 
-const char *gmac_way(size_t way)
+const char *gmac_implementation(size_t implementation)
 {
-	return ops_of(way)->name;
+	return ops_of(implementation)->name;
 }
 
-int gmac_new(size_t way, const unsigned char key[GMAC_KEY_LEN], struct gmac **ret_gmac)
+int gmac_new(size_t implementation, const unsigned char key[GMAC_KEY_LEN], struct gmac **ret_gmac)
 {
 	struct gmac *gmac = aligned_alloc(GMAC_ALIGN, align_up(sizeof(*gmac), GMAC_ALIGN));
 
 	if (!gmac)
 		return error_origin(-ENOMEM);
 	memset(gmac, 0, sizeof(*gmac));
-	gmac->ops = ops_of(way);
+	gmac->ops = ops_of(implementation);
 	if (!gmac->ops->key(gmac, key)) {
 		(void)gmac_free(gmac);
 		return error_origin(-ENOMEM);

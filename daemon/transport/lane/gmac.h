@@ -13,12 +13,12 @@
 
 struct gmac;
 
-/* A way to make tags. The first is the fastest here, the last is OpenSSL's. Any thread. */
-size_t gmac_n_ways(void);
-const char *gmac_way(size_t way);
+/* Implementations, and their names: the first is the fastest here, the last is OpenSSL's. Any thread. */
+size_t gmac_n_implementations(void);
+const char *gmac_implementation(size_t implementation);
 
 /* Returns 0 or -ENOMEM. */
-int gmac_new(size_t way, const unsigned char key[GMAC_KEY_LEN], struct gmac **ret_gmac);
+int gmac_new(size_t implementation, const unsigned char key[GMAC_KEY_LEN], struct gmac **ret_gmac);
 /* Returns NULL; takes NULL. */
 struct gmac *gmac_free(struct gmac *gmac);
 /* These return false when the library fails: then no tag is right from there on. */

@@ -1,4 +1,4 @@
-/* Tags of GMAC against NIST's, and each way to make them against OpenSSL's, over messages in all kinds of pieces. */
+/* Tags of GMAC against NIST's, and each implementation against OpenSSL's, over messages in all kinds of pieces. */
 #include "test.h"
 #include "transport/lane/gmac.h"
 #include <stdlib.h>
@@ -32,7 +32,8 @@ TEST(vectors)
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(vectors); i++)
-		for (size_t way = 0; way < gmac_n_ways(); way++) {
+		for (size_t implementation = 0; implementation < gmac_n_implementations();
+		     implementation++) {
 			unsigned char key[GMAC_KEY_LEN], nonce[GMAC_NONCE_LEN], data[16];
 			unsigned char right[GMAC_TAG_LEN], tag[GMAC_TAG_LEN];
 			struct gmac *gmac;
@@ -41,18 +42,18 @@ TEST(vectors)
 			from_hex(vectors[i].nonce, nonce);
 			from_hex(vectors[i].data, data);
 			from_hex(vectors[i].tag, right);
-			ASSERT_OK(gmac_new(way, key, &gmac));
+			ASSERT_OK(gmac_new(implementation, key, &gmac));
 			tag_of(gmac, nonce, data, strlen(vectors[i].data) / 2, 16, tag);
 			ASSERT_TRUE(!memcmp(tag, right, sizeof(tag)));
 			(void)gmac_free(gmac);
 		}
 }
 
-TEST(all_ways_make_the_same_tags)
+TEST(all_implementations_make_the_same_tags)
 {
 	enum { MAX = 70000, N = 300 };
 	unsigned char *data = malloc(MAX + 64), key[GMAC_KEY_LEN], nonce[GMAC_NONCE_LEN] = { 0 };
-	size_t last = gmac_n_ways() - 1;
+	size_t last = gmac_n_implementations() - 1;
 	struct gmac *gmacs[2];
 	uint32_t state = 1;
 
@@ -60,7 +61,7 @@ TEST(all_ways_make_the_same_tags)
 	for (size_t i = 0; i < MAX + 64; i++)
 		data[i] = (unsigned char)((state = state * 1664525 + 1013904223) >> 24);
 	memcpy(key, data, sizeof(key));
-	ASSERT_STR(gmac_way(last), "OpenSSL");
+	ASSERT_STR(gmac_implementation(last), "OpenSSL");
 	ASSERT_OK(gmac_new(0, key, &gmacs[0]));
 	ASSERT_OK(gmac_new(last, key, &gmacs[1]));
 	for (unsigned i = 0; i < N; i++) {
