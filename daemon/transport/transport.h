@@ -281,7 +281,8 @@ uint16_t transport_port(const struct transport *transport);
 /*
  * The peer at an address (host:port), connecting if there is none yet. Never blocks: calls queue until the lanes are
  * up, and end with -ECONNREFUSED, -ETIMEDOUT, ... and a text when they cannot be. expect_id: the daemon that must
- * answer there, or 0. Returns 0 and a peer that stays valid until peer_lost() or transport_free().
+ * answer there, or 0. Returns 0 and a peer that stays valid until peer_lost(), or for as long after it as somebody holds
+ * the peer; until transport_free() at most.
  */
 int transport_connect(struct transport *transport, const char *address, uint64_t expect_id,
 		      struct peer **ret_peer);
@@ -318,6 +319,12 @@ const char *peer_name(const struct peer *peer);
 /* What messages call a peer until it has told its node's name itself: before, they only have its address. */
 void peer_call_it(struct peer *peer, const char *node);
 bool peer_is_self(const struct peer *peer);
+/*
+ * Whoever still uses a peer after peer_lost() has held it before: calls on such a peer end with why it was lost, in a later turn.
+ * Each hold is released once, before transport_free().
+ */
+void peer_hold(struct peer *peer);
+void peer_release(struct peer *peer);
 /* Where its connections come from: base/source.h. "": not known, or our own process. */
 const char *peer_source(const struct peer *peer);
 /*

@@ -498,6 +498,32 @@ TEST_FOR_EACH_TCP(a_killed_peer_is_lost_once)
 	ASSERT_STR(pair->a.lost_why, "the test says so");
 }
 
+/* What is asked of a peer after its loss ends, as often as it is asked, and nothing that is said leaves. */
+TEST_FOR_EACH_TCP(a_peer_that_is_held_outlives_its_loss)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_new(variant);
+	struct data_header notice = { .op = DATA_ACK };
+	struct pair_call call;
+
+	peer_hold(pair->peer);
+	peer_hold(pair->peer);
+	peer_kill(pair->peer, "the test says so");
+	PAIR_UNTIL(pair, pair->a.n_lost);
+	peer_release(pair->peer);
+	for (unsigned i = 0; i < 2; i++) {
+		ASSERT_TRUE(!peer_takes_direct(pair->peer, UINT32_MAX));
+		ASSERT_OK(peer_notice(pair->peer, &notice, NULL));
+		pair_call_init(&call, NULL, 0, NULL, 0);
+		pair_call_begin(pair, &call);
+		ASSERT_EQ(call.n_done, 0);
+		PAIR_UNTIL(pair, call.n_done);
+		ASSERT_EQ(call.call.status, -ECONNRESET);
+		ASSERT_CONTAINS(call.call.text, "the test says so");
+	}
+	peer_release(pair->peer);
+	ASSERT_EQ(pair->a.n_lost, 1);
+}
+
 /* Deliveries outlive their peer; answers to it go nowhere. */
 TEST_FOR_EACH_TCP(an_answer_to_a_lost_peer)
 {

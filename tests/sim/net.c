@@ -68,7 +68,7 @@ struct peer {
 	char address[64], name[128], node[64];
 	struct list calls, waiting; /* written or to be; that wait for a connection */
 	struct list notices;
-	unsigned n_deliveries, n_packets;
+	unsigned n_deliveries, n_packets, n_holds;
 	uint32_t cookie;
 	uint64_t next_sequence; /* of what waits for a connection */
 	char why[128];
@@ -184,9 +184,20 @@ static void peer_free(struct peer *peer)
 
 static void peer_free_if_unused(struct peer *peer)
 {
-	if (peer->state == PEER_LOST && !peer->n_deliveries && list_empty(&peer->waiting) &&
-	    !list_linked(&peer->input.link))
+	if (peer->state == PEER_LOST && !peer->n_deliveries && !peer->n_holds &&
+	    list_empty(&peer->waiting) && !list_linked(&peer->input.link))
 		peer_free(peer);
+}
+
+void peer_hold(struct peer *peer)
+{
+	peer->n_holds++;
+}
+
+void peer_release(struct peer *peer)
+{
+	peer->n_holds--;
+	peer_free_if_unused(peer);
 }
 
 static void untell_sent(struct peer *peer, struct call *call, bool now);

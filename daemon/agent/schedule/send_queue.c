@@ -14,6 +14,7 @@ int agent_send_queue_new(struct agent *agent, struct peer *peer,
 	if (!send_queue)
 		return error_origin(-ENOMEM);
 	send_queue->peer = peer;
+	peer_hold(peer); /* rounds of a job that is over go on until the sweep has come to them */
 	send_queue->refs = 1;
 	list_push_back(&agent->send_queues, &send_queue->link);
 	*ret_send_queue = send_queue;
@@ -25,6 +26,7 @@ void agent_send_queue_put(struct agent_send_queue *send_queue)
 	if (!send_queue || --send_queue->refs)
 		return;
 	list_remove(&send_queue->link);
+	peer_release(send_queue->peer);
 	order_done(&send_queue->waiting);
 	free(send_queue);
 }

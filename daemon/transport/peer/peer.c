@@ -77,6 +77,7 @@ struct peer *peer_free(struct peer *peer)
 		return NULL;
 	assert(list_empty(&peer->lanes) && list_empty(&peer->calls) && list_empty(&peer->waiting));
 	assert(!peer->n_deliveries && list_empty(&peer->arrived) && list_empty(&peer->moved));
+	assert(!peer->n_holds);
 
 	loop_timer_cancel(&peer->timer);
 	peer->transport->hooks->drop_dial(peer);
@@ -89,9 +90,21 @@ struct peer *peer_free(struct peer *peer)
 
 void peer_free_if_unused(struct peer *peer)
 {
-	if (peer->state == PEER_LOST && !peer->n_deliveries && !peer->is_posted &&
+	if (peer->state == PEER_LOST && !peer->n_deliveries && !peer->n_holds && !peer->is_posted &&
 	    list_empty(&peer->waiting) && !peer->transport->is_closed)
 		peer_free(peer);
+}
+
+void peer_hold(struct peer *peer)
+{
+	peer->n_holds++;
+}
+
+void peer_release(struct peer *peer)
+{
+	assert(peer->n_holds);
+	peer->n_holds--;
+	peer_free_if_unused(peer);
 }
 
 uint64_t peer_id(const struct peer *peer)

@@ -46,6 +46,7 @@ struct peer {
 	struct list notices;	/* the same */
 	uint64_t next_sequence; /* of what waits for a lane, calls and notices */
 	size_t n_deliveries;
+	size_t n_holds;		      /* peer_hold() */
 	struct dial *dial;	      /* lanes being made, or NULL */
 	struct addresses addresses;   /* where the last lane was made */
 	uint64_t bytes_in, bytes_out; /* of lanes that are gone */
