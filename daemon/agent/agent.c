@@ -53,6 +53,7 @@ static const struct agent_hooks hooks = {
 	.rank_gone = agent_elastic_drop,
 	.rank_gone_early = agent_elastic_drop_forming,
 	.rank_is_late = agent_elastic_drop_late,
+	.ranks_absent = agent_absent_look,
 	.ranks_recalled = agent_elastic_recall,
 	.ranks_out = agent_elastic_moved,
 	.ranks_left_behind = agent_elastic_go_on,
@@ -131,6 +132,7 @@ int agent_new(const struct agent_params *params, struct agent **ret_agent)
 	list_init(&agent->newcomers);
 	list_init(&agent->discoveries);
 	list_init(&agent->send_queues);
+	list_init(&agent->absences.waiting);
 	metrics_init(agent);
 	*ret_agent = agent;
 	return 0;
@@ -176,6 +178,7 @@ void agent_close(struct agent *agent)
 		agent_later_finish(job);
 	}
 	agent_elastic_close(agent, &failure);
+	agent_absent_close(agent);
 }
 
 struct agent *agent_free(struct agent *agent)

@@ -58,6 +58,8 @@ struct agent_hooks {
 	bool (*rank_gone_early)(struct agent_job *job, uint32_t index, uint32_t rank,
 				const struct failure *failure);
 	void (*rank_is_late)(struct agent_job *job, uint32_t index, const struct failure *failure);
+	/* A job that is resumed waits for ranks to come back. */
+	void (*ranks_absent)(struct agent_job *job);
 	/* Ranks of all nodes, as servers and nodes know them: after a restart; more are out; the job goes on without these. */
 	void (*ranks_recalled)(struct agent_job *job);
 	bool (*ranks_out)(struct agent_job *job, const char *why);

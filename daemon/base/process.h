@@ -14,3 +14,15 @@ uint64_t process_started(uint32_t pid);
 enum process_state process_look(uint32_t pid, uint64_t started);
 /* Number of this PID namespace; 0 when it cannot be told. Numbers of processes mean nothing in another. */
 uint64_t process_namespace(void);
+
+/* A process that is looked at once, to be compared with many. */
+struct process_seen {
+	uint32_t pid;
+	uint64_t started;
+	enum process_state state;
+};
+
+static inline struct process_seen process_see(uint32_t pid)
+{
+	return (struct process_seen){ pid, process_started(pid), process_look(pid, 0) };
+}

@@ -454,6 +454,17 @@ enum process_state ledger_look(const struct ledger *ledger, uint32_t rank, uint3
 	return ledger->same_namespace ? process_look(*ret_pid, process->started) : PROCESS_UNKNOWN;
 }
 
+bool ledger_may_be(const struct ledger *ledger, uint32_t rank, const struct process_seen *process)
+{
+	const volatile struct ledger_process *entry = ledger_process(ledger, rank);
+	uint64_t started = entry->started;
+
+	if (entry->pid != process->pid)
+		return false;
+	return !process->pid || (ledger->same_namespace && process->state == PROCESS_ALIVE &&
+				 (!started || !process->started || started == process->started));
+}
+
 void ledger_stop(struct ledger *ledger)
 {
 	atomic_store_explicit(&ledger->stopped, true, memory_order_relaxed);

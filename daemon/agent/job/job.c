@@ -628,7 +628,7 @@ static void on_timer(struct loop_timer *timer)
 
 	if (job->state == JOB_FORMING) {
 		if (job->resumption.resumed)
-			agent_resume_expire(job, now_ns);
+			job->agent->hooks->ranks_absent(job);
 		else
 			forming_expired(job, now_ns);
 		return;

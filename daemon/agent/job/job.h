@@ -51,6 +51,7 @@ struct agent {
 	struct map waiting;	 /* how many of these wait for each job: regroup.c */
 	struct list discoveries; /* jobs on other nodes that they are for: discovery.c */
 	struct loop_timer newcomers_timer;
+	struct agent_absences absences;
 	bool reaping, closed;
 	uint64_t n_rounds_started; /* orders rounds of equal priority */
 	struct metric requests, failed, bytes, parts, parts_done;

@@ -82,10 +82,12 @@ struct agent_job *agent_uninformed_find(struct agent *agent, const char *name,
 					const uint8_t *secret_digest);
 /* The place that such a run has for the process join->pid, of whom nobody has heard: sets its ranks, or returns false. */
 bool agent_uninformed_place(const struct agent_job *job, struct agent_join *join);
-/* A rank has come back that was told of it: those that have come as of the run before, which ends, and newcomers are in it. */
+/*
+ * The first rank has come back that was told of it: those that have come as of the run before, which ends, and newcomers are in it.
+ * Later ones are when they come.
+ */
 void agent_uninformed_take(struct agent_job *job);
-/* The same when a newcomer has come. */
-void agent_uninformed_let_in(struct agent *agent, const char *name, const uint8_t *secret_digest);
+void agent_uninformed_let_in(struct agent_newcomer *newcomer);
 
 /* regroup.c: newcomers, and the next run. */
 struct agent_newcomer {

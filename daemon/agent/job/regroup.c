@@ -252,7 +252,7 @@ int agent_elastic_wait(struct agent *agent, struct agent_member *member,
 	list_push_back(&agent->newcomers, &newcomer->link);
 	log_info("job %s: pid %u waits to be let in", join->job, join->pid);
 	member->newcomer = TAKE_PTR(newcomer);
-	agent_uninformed_let_in(agent, member->newcomer->job, member->newcomer->secret_digest);
+	agent_uninformed_let_in(member->newcomer);
 	if (!job && member->newcomer)
 		agent->hooks->newcomer_waits(member->newcomer);
 	return 0;

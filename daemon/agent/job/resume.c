@@ -10,9 +10,6 @@
 
 /* Failures of older rounds are not told one by one. */
 #define PAST_BITS 64u
-/* How often it is looked whether those who are not back can still come. */
-#define LOOK_NS NSEC_PER_SEC
-
 /* Those of the pool, and the control thread. */
 static unsigned n_threads(const struct agent *agent)
 {
@@ -313,6 +310,7 @@ int agent_resume(struct agent *agent, struct agent_member *member, const struct 
 {
 	struct agent_job *job;
 	struct agent_join join;
+	bool is_first;
 	int r;
 
 	r = agent_join_take(agent, given, &join, failure);
@@ -323,6 +321,7 @@ int agent_resume(struct agent *agent, struct agent_member *member, const struct 
 				   "job %s: not one that can be resumed: it has no ledger",
 				   join.job);
 	job = find_run(agent, &join, number);
+	is_first = !job;
 	if (job)
 		r = compare(job, &join, ledger, failure);
 	else
@@ -342,98 +341,13 @@ int agent_resume(struct agent *agent, struct agent_member *member, const struct 
 	if (job->number != number)
 		log_notice("job %s: rank %u had not heard that ranks have regrouped",
 			   job->owner.name, join.rank);
-	agent_job_add(job, member, &join, LOOK_NS);
+	agent_job_add(job, member, &join, AGENT_ABSENT_NS);
 	member->resumed = job->number == number;
-	agent_uninformed_take(job);
+	if (is_first)
+		agent_uninformed_take(job);
 	if (job->state == JOB_FORMING)
 		agent_resume_form(job);
 	return 0;
-}
-
-static bool is_here(const struct agent_job *job, uint32_t rank)
-{
-	for (uint32_t i = 0; i < job->shape.local_size; i++)
-		if (job->members[i] && job->members[i]->rank == rank)
-			return true;
-	return false;
-}
-
-/* Who is not back. */
-struct missing {
-	struct agent_ranks_text all, unknown; /* unknown: those whose process may be gone */
-	uint32_t gone, gone_pid;	      /* the first whose process is, or RANK_AWAY */
-};
-
-static void find_missing(const struct agent_job *job, struct missing *ret)
-{
-	*ret = (struct missing){ .gone = RANK_AWAY };
-	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
-		enum process_state state;
-		uint32_t pid;
-
-		if (is_here(job, rank) || ledger_has_left(job->resumption.ledger, rank) ||
-		    (job->resumption.node_of_rank &&
-		     job->resumption.node_of_rank[rank] != job->shape.node))
-			continue;
-		agent_ranks_add(&ret->all, rank);
-		state = ledger_look(job->resumption.ledger, rank, &pid);
-		if (state == PROCESS_UNKNOWN)
-			agent_ranks_add(&ret->unknown, rank);
-		if (state != PROCESS_GONE || ret->gone != RANK_AWAY)
-			continue;
-		ret->gone = rank;
-		ret->gone_pid = pid;
-	}
-}
-
-void agent_resume_expire(struct agent_job *job, uint64_t now_ns)
-{
-	uint64_t timeout_ns = job->agent->params.resume_timeout_ms * NSEC_PER_MSEC;
-	struct agent_ranks_text *late;
-	struct missing missing;
-	struct failure failure;
-	char time[32];
-
-	/* Its servers are waited for: keep.c. */
-	if (job->layout.size) {
-		(void)loop_timer_set(job->agent->params.loop, &job->sweep.timer, now_ns + LOOK_NS);
-		return;
-	}
-	find_missing(job, &missing);
-	late = &missing.unknown;
-	/* A trainer that computes comes back with its next call: it has as long as for a request. */
-	if (!late->n) {
-		late = &missing.all;
-		timeout_ns = MAX(timeout_ns, job->request_timeout_ns);
-	}
-	if (missing.gone != RANK_AWAY && job->shape.elastic &&
-	    job->shape.size - job->departed.n_before > job->shape.min_ranks) {
-		log_notice("job %s: rank %u (pid %u) died while the daemon was away",
-			   job->owner.name, missing.gone, missing.gone_pid);
-		ledger_leave(job->resumption.ledger, missing.gone);
-		job->departed.n_before++;
-		(void)loop_timer_set(job->agent->params.loop, &job->sweep.timer, now_ns);
-		agent_resume_form(job);
-		return;
-	}
-	if (missing.gone != RANK_AWAY) {
-		(void)failure_set(
-			&failure, -EPIPE,
-			"job %s cannot go on after the daemon's restart: rank %u (pid %u) "
-			"died meanwhile",
-			job->owner.name, missing.gone, missing.gone_pid);
-	} else if (now_ns >= job->resumption.began_ns + timeout_ns) {
-		(void)failure_set(
-			&failure, -ECONNRESET,
-			"job %s cannot go on after the daemon's restart: %s did not come back "
-			"within %s",
-			job->owner.name, agent_ranks_end(late), agent_time_text(time, timeout_ns));
-	} else {
-		(void)loop_timer_set(job->agent->params.loop, &job->sweep.timer,
-				     MIN(now_ns + LOOK_NS, job->resumption.began_ns + timeout_ns));
-		return;
-	}
-	agent_job_fail(job, &failure, NULL);
 }
 
 void agent_suspend(struct agent *agent)

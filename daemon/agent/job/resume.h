@@ -4,6 +4,7 @@
 #pragma once
 
 #include "agent/agent.h"
+#include "agent/job/absent.h"
 #include "ledger/ledger.h"
 
 struct agent_job;
@@ -17,6 +18,7 @@ struct agent_resumption {
 		ends; /* why the job cannot outlive this process, as far as is known; NULL: it can */
 	bool resumed; /* the job continues a run that another daemon process began */
 	uint64_t began_ns;
+	struct agent_absence absence;
 	struct list behind;	/* tensors of which some rank may be: agent_resume_caught_up() */
 	bool suspended;		/* the job is left to the next daemon process as it is */
 	struct ledger *ledger;	/* or NULL */
@@ -33,8 +35,6 @@ int agent_resume_prepare(struct agent_job *job);
 int agent_resume_prepare_far(struct agent_job *job, const void *record, size_t len);
 /* Forms a job that is resumed, if all its ranks here are back. */
 void agent_resume_form(struct agent_job *job);
-/* The timer of a job that waits for ranks to come back. */
-void agent_resume_expire(struct agent_job *job, uint64_t now_ns);
 /* A job that has begun cannot take in a rank without a past. Returns 0, or -EEXIST with words. */
 int agent_resume_check_new(const struct agent_job *job, const struct agent_join *join,
 			   struct failure *failure);

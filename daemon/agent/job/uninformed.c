@@ -24,18 +24,15 @@ struct agent_job *agent_uninformed_find(struct agent *agent, const char *name,
 	return NULL;
 }
 
-/* One that no process is seen of, as of another container, is as good as any other such. */
-static bool may_be(const struct ledger *ledger, uint32_t rank, uint32_t pid)
+static bool may_be(const struct ledger *ledger, uint32_t rank, const struct process_seen *process)
 {
-	uint32_t was;
-	enum process_state state = ledger_look(ledger, rank, &was);
-
-	return was == pid && (state == PROCESS_ALIVE || (state == PROCESS_UNKNOWN && !pid)) &&
-	       !ledger_has_left(ledger, rank) && !ledger_out(ledger, rank);
+	return ledger_may_be(ledger, rank, process) && !ledger_has_left(ledger, rank) &&
+	       !ledger_out(ledger, rank);
 }
 
 bool agent_uninformed_place(const struct agent_job *job, struct agent_join *join)
 {
+	const struct process_seen process = process_see(join->pid);
 	uint32_t local = 0;
 	bool found = false;
 
@@ -46,7 +43,7 @@ bool agent_uninformed_place(const struct agent_job *job, struct agent_join *join
 		if (job->resumption.node_of_rank &&
 		    job->resumption.node_of_rank[rank] != job->shape.node)
 			continue;
-		if (!job->members[local] && may_be(job->resumption.ledger, rank, join->pid)) {
+		if (!job->members[local] && may_be(job->resumption.ledger, rank, &process)) {
 			join->rank = rank;
 			join->local_rank = local;
 			found = true;
@@ -95,24 +92,17 @@ static void take_members(struct agent_job *job, struct agent_job *before)
 	agent_job_over(before);
 }
 
-/* One of those who wait to be let in, and were. Ends what else waits for the job if that cannot be. */
-static bool take_newcomer(struct agent_job *job)
+/* Of those that wait to be let in, one that was. Ends what else waits for the job if that cannot be. */
+static void take_newcomer(struct agent_job *job, struct agent_newcomer *newcomer)
 {
-	struct agent_newcomer *newcomer;
+	struct agent_join join = { .pid = newcomer->pid };
+	struct agent_member *member = newcomer->member;
 
-	list_for_each (newcomer, &job->agent->newcomers, link) {
-		struct agent_join join = { .pid = newcomer->pid };
-		struct agent_member *member = newcomer->member;
-
-		if (!agent_newcomer_is_for(newcomer, job->owner.name, job->owner.secret_digest) ||
-		    !agent_uninformed_place(job, &join))
-			continue;
-		agent_elastic_forget(member);
-		join.cannot_resume = member->charge(member, job->distributed);
-		take(job, member, &join);
-		return true;
-	}
-	return false;
+	if (!agent_uninformed_place(job, &join))
+		return;
+	agent_elastic_forget(member);
+	join.cannot_resume = member->charge(member, job->distributed);
+	take(job, member, &join);
 }
 
 static struct agent_job *find_before(const struct agent_job *job)
@@ -128,6 +118,7 @@ static struct agent_job *find_before(const struct agent_job *job)
 
 void agent_uninformed_take(struct agent_job *job)
 {
+	struct agent_newcomer *newcomer, *next;
 	struct agent_job *before;
 
 	if (!waits_for_ranks(job))
@@ -135,17 +126,25 @@ void agent_uninformed_take(struct agent_job *job)
 	before = find_before(job);
 	if (before)
 		take_members(job, before);
-	while (waits_for_ranks(job) && take_newcomer(job))
-		;
+	if (!waits_for_ranks(job))
+		return;
+	list_for_each_safe (newcomer, next, &job->agent->newcomers, link) {
+		if (!agent_newcomer_is_for(newcomer, job->owner.name, job->owner.secret_digest))
+			continue;
+		take_newcomer(job, newcomer);
+		if (!waits_for_ranks(job))
+			return;
+	}
 }
 
-void agent_uninformed_let_in(struct agent *agent, const char *name, const uint8_t *secret_digest)
+void agent_uninformed_let_in(struct agent_newcomer *newcomer)
 {
-	struct agent_job *job = agent_uninformed_find(agent, name, secret_digest);
+	struct agent_job *job =
+		agent_uninformed_find(newcomer->agent, newcomer->job, newcomer->secret_digest);
 
 	if (!job)
 		return;
-	agent_uninformed_take(job);
+	take_newcomer(job, newcomer);
 	if (job->state == JOB_FORMING)
 		agent_resume_form(job);
 }
