@@ -160,15 +160,13 @@ def push_pull_async(
     return Handle(_one(request, target.object))
 
 
-def push_pull(x, average=None, name=None, *, op=None, output=None, priority=0, timeout=None, all_ranks=False):
+@_ops.waits_for(push_pull_async)
+def push_pull():
     """The average of x over all ranks, element by element; average=False or op=bps.Sum, bps.Min, bps.Max for another.
 
     The result is a new object of x's kind, or output, which may be x itself. all_ranks: in a job with a quorum, this one
     waits for all ranks, and has what came too late for those before.
     """
-    return push_pull_async(
-        x, average, name, op=op, output=output, priority=priority, timeout=timeout, all_ranks=all_ranks
-    ).wait()
 
 
 def accumulate_async(x, name, *, output=None, priority=0, timeout=None, all_ranks=False):
@@ -181,16 +179,14 @@ def accumulate_async(x, name, *, output=None, priority=0, timeout=None, all_rank
     return Handle(_one(request, target.object))
 
 
-def accumulate(x, name, *, output=None, priority=0, timeout=None, all_ranks=False):
+@_ops.waits_for(accumulate_async)
+def accumulate():
     """Adds x to what servers keep under this name, which was 0 at first, and returns that, with what other ranks have
     added until then. For jobs with asynchronous=True (BPS_ASYNC=1).
 
     Waits for no rank, but for those that are further behind than the job's staleness; all_ranks: for all to come to this
     call.
     """
-    return accumulate_async(
-        x, name, output=output, priority=priority, timeout=timeout, all_ranks=all_ranks
-    ).wait()
 
 
 def push_pull_rows_async(rows, values, table, average=None, name=None, *, op=None, room=None, priority=0):
@@ -222,7 +218,8 @@ def push_pull_rows_async(rows, values, table, average=None, name=None, *, op=Non
     return Handle(steps())
 
 
-def push_pull_rows(rows, values, table, average=None, name=None, *, op=None, room=None, priority=0):
+@_ops.waits_for(push_pull_rows_async)
+def push_pull_rows():
     """The average over all ranks of some rows of a table, as gradients of embeddings are: (rows, values).
 
     rows: the numbers of this rank's rows, from 0 to table - 1, in any order, repeated as they come; values: as many rows,
@@ -230,7 +227,6 @@ def push_pull_rows(rows, values, table, average=None, name=None, *, op=None, roo
     as zero. room: the most rows that the result may have (else it fails with ENOSPC); as many as the table if not given,
     which costs address space alone. average=False or op=bps.Sum, bps.Min, bps.Max for another reduction.
     """
-    return push_pull_rows_async(rows, values, table, average, name, op=op, room=room, priority=priority).wait()
 
 
 def broadcast_async(x, root_rank=0, name=None, *, output=None, priority=0, timeout=None):
@@ -244,12 +240,12 @@ def broadcast_async(x, root_rank=0, name=None, *, output=None, priority=0, timeo
     return Handle(_one(_ops.broadcast(target.span, root_rank, name, priority, timeout=timeout), target.object))
 
 
-def broadcast(x, root_rank=0, name=None, *, output=None, priority=0, timeout=None):
+@_ops.waits_for(broadcast_async)
+def broadcast():
     """x of rank root_rank, on every rank. The result is a new object of x's kind, or output, which may be x itself.
 
     As allgather() and alltoall() it only moves, and takes arrays of any type but object.
     """
-    return broadcast_async(x, root_rank, name, output=output, priority=priority, timeout=timeout).wait()
 
 
 def allgather_async(x, name=None, *, timeout=None):
@@ -265,9 +261,9 @@ def allgather_async(x, name=None, *, timeout=None):
     return Handle(steps())
 
 
-def allgather(x, name=None, *, timeout=None):
+@_ops.waits_for(allgather_async)
+def allgather():
     """x of rank 0, rank 1, ... one after the other, along the first dimension, which may differ from rank to rank."""
-    return allgather_async(x, name, timeout=timeout).wait()
 
 
 def _made(source, rows):
@@ -289,12 +285,12 @@ def alltoall_async(x, splits=None, name=None, *, timeout=None):
     return Handle(steps())
 
 
-def alltoall(x, splits=None, name=None, *, timeout=None):
+@_ops.waits_for(alltoall_async)
+def alltoall():
     """Sends splits[r] rows of x to rank r and returns what came from rank 0, rank 1, ... one after the other.
 
     Without splits, x is cut evenly. With splits, returns (rows, how many came from each rank).
     """
-    return alltoall_async(x, splits, name, timeout=timeout).wait()
 
 
 def reducescatter_async(x, op=Average, name=None, *, timeout=None):
@@ -306,9 +302,9 @@ def reducescatter_async(x, op=Average, name=None, *, timeout=None):
     return Handle(_one(request, target.object))
 
 
-def reducescatter(x, op=Average, name=None, *, timeout=None):
+@_ops.waits_for(reducescatter_async)
+def reducescatter():
     """This rank's share of the rows of the reduction of x over all ranks; the first ranks get one more if uneven."""
-    return reducescatter_async(x, op, name, timeout=timeout).wait()
 
 
 def barrier(*, timeout=None):

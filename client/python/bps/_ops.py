@@ -6,6 +6,8 @@ after the other, are generators that yield each Request and return the result, t
 
 import ctypes
 import errno
+import functools
+import inspect
 import os
 import pickle
 import threading
@@ -145,6 +147,20 @@ class Handle:
         steps, self._steps, self._request = self._steps, None, None
         self._result, self._error = result, error
         steps.close()
+
+
+def waits_for(start):
+    """Makes of a function that has but a name and words one that calls start() with its arguments, and waits for the result."""
+
+    def decorate(function):
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            return start(*args, **kwargs).wait()
+
+        call.__signature__ = inspect.signature(start)
+        return call
+
+    return decorate
 
 
 class _Open:

@@ -19,43 +19,12 @@ except ImportError as error:
 if jax.__version_info__ < OLDEST:
     raise ImportError(f"bps.jax needs JAX {'.'.join(map(str, OLDEST))} or later; this is {jax.__version__}")
 
-from .. import (
-    Average,
-    BpsCanceledError,
-    BpsConnectionError,
-    BpsError,
-    BpsNotInitializedError,
-    BpsTimeoutError,
-    BpsUnsupportedError,
-    BpsValueError,
-    Max,
-    Min,
-    Sum,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
-from .. import _horovod
-from .._horovod import *  # noqa: F403
+from .. import _adapter
+from .._adapter import *  # noqa: F403
+from . import gradients, ops
 from .compression import Compression
-from .gradients import DistributedOptimizer, allreduce_gradients, distributed, grad, value_and_grad
-from .ops import (
-    allgather,
-    allgather_object,
-    allreduce,
-    alltoall,
-    barrier,
-    broadcast,
-    broadcast_object,
-    broadcast_parameters,
-    push_pull,
-    reducescatter,
-    synchronize,
-)
+from .gradients import *  # noqa: F403
+from .ops import *  # noqa: F403
 
 
 @atexit.register  # after JAX's own, so it runs before
@@ -70,41 +39,7 @@ def _at_exit():
         shutdown()
 
 
-__all__ = [
-    *_horovod.NAMES,
-    "Average",
-    "BpsCanceledError",
-    "BpsConnectionError",
-    "BpsError",
-    "BpsNotInitializedError",
-    "BpsTimeoutError",
-    "BpsUnsupportedError",
-    "BpsValueError",
-    "Compression",
-    "DistributedOptimizer",
-    "Max",
-    "Min",
-    "Sum",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "allreduce_gradients",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_object",
-    "broadcast_parameters",
-    "distributed",
-    "grad",
-    "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "push_pull",
-    "rank",
-    "reducescatter",
-    "shutdown",
-    "size",
-    "synchronize",
-    "value_and_grad",
-]
+__all__ = ["Compression"]
+__all__ += _adapter.__all__
+__all__ += ops.__all__
+__all__ += gradients.__all__

@@ -131,3 +131,12 @@ def distributed(optimizer=None, *, op=Reduction.AVERAGE, name=None, compression=
 
 
 DistributedOptimizer = distributed
+
+
+__all__ = [
+    "DistributedOptimizer",
+    "allreduce_gradients",
+    "distributed",
+    "grad",
+    "value_and_grad",
+]

@@ -285,3 +285,18 @@ def broadcast_object(obj, root_rank=0, name=None):
 def allgather_object(obj, name=None):
     """The list of every rank's object. Outside of jit."""
     return bps.allgather_object(obj, name)
+
+
+__all__ = [
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_parameters",
+    "push_pull",
+    "reducescatter",
+    "synchronize",
+]

@@ -142,3 +142,15 @@ def _saved_optimizer(filepath):
         return registered.rpartition(">")[2].partition("?")[0], registered, ""
     except (OSError, KeyError, ValueError, TypeError, ImportError):
         return "", "", ""  # what is wrong with the file Keras says
+
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "load_model",
+    "push_pull",
+    "reducescatter",
+]

@@ -15,51 +15,13 @@ except Exception as error:  # with a NumPy that it does not fit, it fails in oth
 if tuple(int(n) for n in mxnet.__version__.split(".")[:2]) != (1, 9):
     raise ImportError(f"bps.mxnet needs MXNet 1.9; this is {mxnet.__version__}")
 
-from .. import (
-    Average,
-    BpsCanceledError,
-    BpsConnectionError,
-    BpsError,
-    BpsNotInitializedError,
-    BpsTimeoutError,
-    BpsUnsupportedError,
-    BpsValueError,
-    Max,
-    Min,
-    Sum,
-    _horovod,
-    allgather_object,
-    broadcast_object,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
-from .._horovod import *  # noqa: F403
+from .. import _adapter, allgather_object, broadcast_object
+from .._adapter import *  # noqa: F403
+from . import ops, training
 from ._engine import drain as _drain
 from .compression import Compression
-from .ops import (
-    allgather,
-    allreduce,
-    allreduce_,
-    alltoall,
-    barrier,
-    broadcast,
-    broadcast_,
-    byteps_declare_tensor,
-    byteps_push_pull,
-    declare,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_reducescatter,
-    push_pull,
-    reducescatter,
-    synchronize,
-)
-from .training import DistributedOptimizer, DistributedTrainer, broadcast_parameters
+from .ops import *  # noqa: F403
+from .training import *  # noqa: F403
 
 
 @atexit.register  # after MXNet's own, so it runs before
@@ -75,46 +37,7 @@ def _at_exit():
     _drain()
 
 
-__all__ = [
-    *_horovod.NAMES,
-    "Average",
-    "BpsCanceledError",
-    "BpsConnectionError",
-    "BpsError",
-    "BpsNotInitializedError",
-    "BpsTimeoutError",
-    "BpsUnsupportedError",
-    "BpsValueError",
-    "Compression",
-    "DistributedOptimizer",
-    "DistributedTrainer",
-    "Max",
-    "Min",
-    "Sum",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_object",
-    "broadcast_parameters",
-    "byteps_declare_tensor",
-    "byteps_push_pull",
-    "declare",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_reducescatter",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "push_pull",
-    "rank",
-    "reducescatter",
-    "shutdown",
-    "size",
-    "synchronize",
-]
+__all__ = ["Compression", "allgather_object", "broadcast_object"]
+__all__ += _adapter.__all__
+__all__ += ops.__all__
+__all__ += training.__all__

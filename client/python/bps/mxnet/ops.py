@@ -288,3 +288,24 @@ def barrier():
     """Returns when every rank has called it, after all operations before it."""
     synchronize()
     bps.barrier()
+
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "allreduce_",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "byteps_declare_tensor",
+    "byteps_push_pull",
+    "declare",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_reducescatter",
+    "push_pull",
+    "reducescatter",
+    "synchronize",
+]

@@ -171,3 +171,10 @@ class DistributedTrainer(mxnet.gluon.Trainer):
             if parameter.grad_req != "null":
                 name = f"{self._bps_prefix}gradient.{i}"
                 _average(parameter.list_grad()[0], name, -i, self._bps_factor, self._bps_compression)
+
+
+__all__ = [
+    "DistributedOptimizer",
+    "DistributedTrainer",
+    "broadcast_parameters",
+]

@@ -13,54 +13,12 @@ For Keras see bps.keras. Everything works in eager code and inside tf.function. 
 from . import _native  # first: it says what is wrong with TensorFlow, if anything is
 
 # isort: split
-from .. import (
-    Average,
-    BpsCanceledError,
-    BpsConnectionError,
-    BpsError,
-    BpsNotInitializedError,
-    BpsTimeoutError,
-    BpsUnsupportedError,
-    BpsValueError,
-    Max,
-    Min,
-    Sum,
-    _horovod,
-    barrier,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
-from .._horovod import *  # noqa: F403
-from . import elastic
+from .. import _adapter, barrier
+from .._adapter import *  # noqa: F403
+from . import elastic, functions, ops
 from .compression import Compression
-from .functions import (
-    allgather_object,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-)
-from .ops import (
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    push_pull,
-    rank_op,
-    reducescatter,
-    size_op,
-)
+from .functions import *  # noqa: F403
+from .ops import *  # noqa: F403
 from .optimizer import DistributedOptimizer
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
 
@@ -75,49 +33,14 @@ def __getattr__(name):
 
 
 __all__ = [
-    "Average",
-    "BpsCanceledError",
-    "BpsConnectionError",
-    "BpsError",
-    "BpsNotInitializedError",
-    "BpsTimeoutError",
-    "BpsUnsupportedError",
-    "BpsValueError",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "Max",
-    "Min",
     "PartialDistributedGradientTape",
-    "Sum",
     "SyncBatchNormalization",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
     "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
     "elastic",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "is_initialized",
-    "local_rank",
-    "local_rank_op",
-    "local_size",
-    "local_size_op",
-    "process_set_included_op",
-    "push_pull",
-    "rank",
-    "rank_op",
-    "reducescatter",
-    "shutdown",
-    "size",
-    "size_op",
-    *_horovod.NAMES,
 ]
+__all__ += _adapter.__all__
+__all__ += ops.__all__
+__all__ += functions.__all__

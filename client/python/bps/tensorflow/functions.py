@@ -60,3 +60,12 @@ def broadcast_object_fn(root_rank=0, session=None, name=None, process_set=global
 def allgather_object(obj, session=None, name=None, process_set=global_process_set):
     """The list of every rank's object. session is not used."""
     return Handle(_ops.allgather_object(obj, name)).wait()
+
+
+__all__ = [
+    "allgather_object",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+]

@@ -379,3 +379,22 @@ def local_rank_op(name=None):
 def process_set_included_op(process_set_id=0, name=None):
     """Whether this process is in a process set, as a tensor (int32): 1 or 0."""
     return tf.constant(int(process_set_of(process_set_id).included()), tf.int32, name=name)
+
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "local_rank_op",
+    "local_size_op",
+    "process_set_included_op",
+    "push_pull",
+    "rank_op",
+    "reducescatter",
+    "size_op",
+]

@@ -122,3 +122,13 @@ def broadcast_optimizer_state(optimizer, root_rank, prefix="Parameter.", model=N
         handle.wait()
     if not mine:
         optimizer.load_state_dict(_put_tensors_in(skeleton, tensors))
+
+
+__all__ = [
+    "allgather_object",
+    "barrier",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "join",
+]

@@ -230,9 +230,9 @@ def push_pull_async_inplace(tensor, average=True, name=None, version=0, priority
     return _Reducing(choose_reduction(average, None), name, priority, timeout=timeout).start(tensor, in_place=True)
 
 
-def push_pull_inplace(tensor, average=True, name=None, version=0, priority=0, timeout=None):
+@_ops.waits_for(push_pull_async_inplace)
+def push_pull_inplace():
     """The average (or sum) of tensor over all ranks, written into it."""
-    return push_pull_async_inplace(tensor, average, name, version, priority, timeout).wait()
 
 
 byteps_push_pull = push_pull_async_inplace
@@ -268,9 +268,9 @@ def accumulate_async(tensor, name, priority=0, timeout=None, all_ranks=False):
     return Handle(steps())
 
 
-def accumulate(tensor, name, priority=0, timeout=None, all_ranks=False):
+@_ops.waits_for(accumulate_async)
+def accumulate():
     """Adds tensor to what servers keep under this name, and returns that as a new tensor: see bps.accumulate()."""
-    return accumulate_async(tensor, name, priority, timeout, all_ranks).wait()
 
 
 @over_process_set
@@ -308,22 +308,9 @@ def allreduce_async_(
     return how.start(tensor, in_place=True)
 
 
-@over_process_set
-def allreduce_(
-    tensor,
-    average=None,
-    name=None,
-    op=None,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    process_set=None,
-    priority=0,
-    timeout=None,
-):
+@_ops.waits_for(allreduce_async_)
+def allreduce_():
     """As allreduce(), into the tensor itself."""
-    return allreduce_async_(
-        tensor, average, name, op, prescale_factor, postscale_factor, process_set, priority, timeout
-    ).wait()
 
 
 @over_process_set
@@ -424,9 +411,10 @@ def grouped_allreduce_async(
     process_set=None,
     priority=0,
     timeout=None,
+    output_dtype=None,
 ):
     """Starts grouped_allreduce(). One handle for all; its result is the list."""
-    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout, output_dtype)
     return _start_group(tensors, how, in_place=False)
 
 
@@ -447,22 +435,9 @@ def grouped_allreduce_async_(
     return _start_group(tensors, how, in_place=True)
 
 
-@over_process_set
-def grouped_allreduce_(
-    tensors,
-    average=None,
-    name=None,
-    op=None,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    process_set=None,
-    priority=0,
-    timeout=None,
-):
+@_ops.waits_for(grouped_allreduce_async_)
+def grouped_allreduce_():
     """As grouped_allreduce(), into the tensors themselves."""
-    return grouped_allreduce_async_(
-        tensors, average, name, op, prescale_factor, postscale_factor, process_set, priority, timeout
-    ).wait()
 
 
 @over_process_set
@@ -477,9 +452,10 @@ def grouped_allreduce(
     process_set=None,
     priority=0,
     timeout=None,
+    output_dtype=None,
 ):
     """The list of what allreduce() makes of each tensor, all under way together. Can be differentiated."""
-    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout, output_dtype)
     wires, contexts = zip(*map(compression.compress, tensors)) if tensors else ((), ())
     return [compression.decompress(result, ctx) for result, ctx in zip(_ReduceGroup.apply(how, *wires), contexts)]
 
@@ -513,10 +489,9 @@ def broadcast_async_(tensor, root_rank, name=None, process_set=None, priority=0,
     return _start_broadcast(tensor, root_rank, name, priority, True, timeout)
 
 
-@over_process_set
-def broadcast_(tensor, root_rank, name=None, process_set=None, priority=0, timeout=None):
+@_ops.waits_for(broadcast_async_)
+def broadcast_():
     """Writes tensor of rank root_rank into tensor of every rank."""
-    return broadcast_async_(tensor, root_rank, name, process_set, priority, timeout).wait()
 
 
 class _Broadcast(torch.autograd.Function):
@@ -742,9 +717,10 @@ def grouped_reducescatter_async(
     prescale_factor=1.0,
     postscale_factor=1.0,
     timeout=None,
+    output_dtype=None,
 ):
     """Starts grouped_reducescatter(). One handle for all; its result is the list."""
-    how = _Reducing(Reduction(op), None, 0, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(Reduction(op), None, 0, prescale_factor, postscale_factor, timeout, output_dtype)
     names = _group_names(name, tensors)
     return GroupHandle([_start_reducescatter(x, how.named(n)) for x, n in zip(tensors, names)])
 
@@ -780,9 +756,10 @@ def grouped_reducescatter(
     prescale_factor=1.0,
     postscale_factor=1.0,
     timeout=None,
+    output_dtype=None,
 ):
     """The list of what reducescatter() makes of each tensor, all under way together."""
-    how = _Reducing(Reduction(op), None, 0, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(Reduction(op), None, 0, prescale_factor, postscale_factor, timeout, output_dtype)
     if not tensors:
         return []
     wires, contexts = zip(*map(compression.compress, tensors))
@@ -816,3 +793,40 @@ def declare(name, tensor=None):
         dtype = DTYPES[tensor.dtype]
         full = _ops.tensor_name("push_pull", name, dtype, tensor.numel())
         _client.current().declare(full, dtype, tensor.numel())
+
+
+__all__ = [
+    "accumulate",
+    "accumulate_async",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "byteps_push_pull",
+    "declare",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_inplace",
+    "reducescatter",
+    "reducescatter_async",
+    "sparse_allreduce_async",
+    "synchronize",
+]

@@ -164,6 +164,7 @@ def given_halves(rank, dtype, *shape):
 def check_wider_outputs():
     """The same bits as of what is cast before. Ranks need not agree on what they give."""
     rank, size = bps.rank(), bps.size()
+    started = bps.grouped_allreduce_async, bps.grouped_reducescatter_async
     for dtype in (torch.float16, torch.bfloat16):
         mine = given_halves(rank, dtype, 2 * size + 1, 300)
         for op in (bps.Sum, bps.Average, bps.Min, bps.Max):
@@ -178,6 +179,13 @@ def check_wider_outputs():
             assert torch.equal(bps.synchronize(handle), whole), (dtype, op)
             handle = bps.reducescatter_async(some, op=op, output_dtype=torch.float32, name="some")
             assert torch.equal(bps.synchronize(handle), part), (dtype, op)
+            wider, other = bps.grouped_allreduce([mine, some], op=op, output_dtype=torch.float32, name="both")
+            assert torch.equal(wider, whole) and torch.equal(other, whole), (dtype, op)
+            wider, other = bps.grouped_reducescatter([mine, some], op=op, output_dtype=torch.float32, name="both")
+            assert torch.equal(wider, part) and torch.equal(other, part), (dtype, op)
+            handles = [f([mine], op=op, output_dtype=torch.float32) for f in started]
+            assert torch.equal(bps.synchronize(handles[0])[0], whole), (dtype, op)
+            assert torch.equal(bps.synchronize(handles[1])[0], part), (dtype, op)
         assert torch.equal(bps.push_pull(mine, output_dtype=torch.float32), bps.push_pull(mine.float()))
         handle = bps.push_pull_async(mine.t(), average=False, name="turned", output_dtype=torch.float32)
         assert torch.equal(bps.synchronize(handle), bps.allreduce(mine.t().float(), op=bps.Sum))
