@@ -73,7 +73,7 @@ struct ledger {
 	struct ledger_stale *stale;
 	size_t n_stale;
 
-	/* Through servers: cell.c. */
+	/* Through servers: result.c. */
 	uint32_t n_cells, n_tensors, cell_bytes;
 	struct ledger_kept *kept; /* n_cells entries */
 	struct ledger_cells cells;
@@ -163,7 +163,7 @@ static inline uint64_t ledger_cell_stride(const struct ledger *ledger)
 /* It is free again, with its memory. */
 void ledger_cell_put_back(struct ledger *ledger, uint32_t cell);
 
-/* cell.c */
+/* result.c */
 /* Makes room for cells; n_cells is set. Returns 0 or -ENOMEM. */
 int ledger_cells_init(struct ledger *ledger);
 /* Reads what the daemon before has left in cells and tensors. As ledger_open(). */

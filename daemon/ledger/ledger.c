@@ -1,6 +1,6 @@
 /*
  * A job's ledger made, or taken over and checked; what it says of the job and its ranks; a
- * record for each round under way. cell.c has retained results, journal.c in-place journals. Called
+ * record for each round under way. result.c has retained results, journal.c in-place journals. Called
  * by the agent.
  */
 #include "base/failpoint.h"
