@@ -13,13 +13,13 @@
  *	LEDGER_RECORD_OFFSET		struct ledger_record[n_records]
  *	ledger_journal_offset()		struct ledger_journal[n_journals]
  *	ledger_scratch_offset()		uint8_t[n_journals][piece_bytes]
- * and for a job that goes through servers (n_cells is not 0)
+ * and for a job that goes through servers (n_results is not 0)
  *	ledger_job_offset()		uint8_t[LEDGER_JOB_MAX]: its JobRecord (cluster.proto), header.job_len bytes
  *	ledger_added_offset()		struct data_added[DATA_ADDED_MAX]: servers that it was given since
  *	ledger_tensor_offset()		struct ledger_tensor[n_tensors]
- *	ledger_cell_offset()		struct ledger_cell[n_cells]
- *	ledger_small_offset()		uint8_t[n_cells][LEDGER_SMALL_BYTES]: what a cell has of a small part, see ledger_is_small()
- *	ledger_data_offset()		uint8_t[n_cells][cell_bytes rounded up to pages]: of any other
+ *	ledger_result_offset()		struct ledger_result[n_results]
+ *	ledger_small_offset()		uint8_t[n_results][LEDGER_SMALL_BYTES]: results of small parts, see ledger_is_small()
+ *	ledger_data_offset()		uint8_t[n_results][result_bytes rounded up to pages]: of others
  *
  * What is written is read after the death of a process, never of a machine: atomic stores with release order are enough.
  * At any instant, whatever was stored last:
@@ -36,12 +36,12 @@
  *
  * A part goes on in the journal it was found in. A journal whose part is done, or whose record is free, means nothing.
  *
- * A job that goes through servers has no use for journals: a part's result is whole in a cell before any output is touched, here or in
- * the ledger of another node, which offers it to any server (DATA_FLAG_KEPT).
+ * A job that goes through servers has no use for journals: a part's result is retained before any output is touched, here or in the
+ * ledger of another node, which offers it to any server (DATA_FLAG_KEPT).
  *
- *	cell	state is stored last, when the result is there. Then the result is copied to the outputs, and the part's bit
- *		is set in the record. A cell without that bit is copied (again), a part without a cell is pushed (again): its
- *		inputs are untouched, or count no more. The cell is freed when every node of the job has the result.
+ *	result	state is stored last, when the data are there. Then they are copied to the outputs, and the part's bit is set
+ *		in the record. A result without that bit is copied (again), a part without a result is pushed (again): its
+ *		inputs are untouched, or count no more. The result is freed when every node of the job has it.
  *	tensor	state is stored last when it is written, and first when it is freed. It is written before any message names its key. While
  *		it is LEDGER_IN_DOUBT all ranks here have released it, and the home has been asked whether it is forgotten; it is
  *		freed before a rank hears that it is. `last_key` is no less than any key that was ever written.
@@ -80,15 +80,15 @@ struct ledger_header {
 	/* Bit r: rank r has left in good order. */
 	_Atomic uint64_t left[JOB_RANKS_MAX / 64];
 	/* 0 where all ranks are on this node. */
-	uint32_t n_cells;
+	uint32_t n_results;
 	uint32_t n_tensors;
 	uint32_t job_len;
-	_Atomic uint32_t cells_used;   /* no cell from this one on was ever taken */
+	_Atomic uint32_t results_used; /* memory from this number on was never taken */
 	_Atomic uint32_t tensors_used; /* the same */
 	uint32_t membership;	       /* of an elastic job, when this run began */
 	_Atomic uint32_t n_added;
 	uint32_t
-		cell_bytes; /* part_bytes; or, where not all need be in a result, more: ledger_cell */
+		result_bytes; /* part_bytes; or, where not all need be in a result, more: ledger_result */
 	_Atomic uint64_t last_key;	  /* the largest of any tensor, forgotten ones too */
 	_Atomic uint32_t tensors_missing; /* 1: there was no memory for some */
 	uint32_t pad;
@@ -107,8 +107,8 @@ static_assert(sizeof(struct ledger_process) == 16, "ledger_process is a format")
 enum ledger_record_state { LEDGER_FREE = 0, LEDGER_MOVING = 1 };
 
 /*
- * Of a reduction of an elastic job that goes through servers: nothing of its results is in an output before all are in
- * cells, which then stay until all are in the outputs. Such a record marks no parts.
+ * Of a reduction of an elastic job that goes through servers: nothing of its results is in an output before all are
+ * retained; they stay so until all are in the outputs. Such a record marks no parts.
  */
 enum ledger_stage { LEDGER_GATHERS = 0, LEDGER_COMMITTED = 1, LEDGER_SCATTERED = 2 };
 
@@ -151,11 +151,11 @@ struct ledger_tensor {
 static_assert(sizeof(struct ledger_tensor) == 320, "ledger_tensor is a format");
 
 /*
- * The result of a part's round, with the fields of its DATA_PUSH (data.h). Where results have contributors, data_contributors stand behind it; and
- * in the last part_bytes of the cell, while `late` is 1, what this node had contributed to the round and is in no result that
- * is here.
+ * The retained result of a part's round, with the fields of its DATA_PUSH (data.h). Where results have contributors,
+ * data_contributors stand behind it; and in the last part_bytes of its memory, while `late` is 1, what this node had contributed
+ * to the round and is in no result that is here.
  */
-struct ledger_cell {
+struct ledger_result {
 	_Atomic uint32_t state; /* enum ledger_state */
 	uint16_t stripe;	/* its place in the job's placement */
 	uint8_t has_data;	/* 0: none of it was for this node */
@@ -166,17 +166,17 @@ struct ledger_cell {
 	uint8_t dtype, operation, reduction, pad2;
 	uint32_t n_gone; /* elastic job: ranks that had gone when the result was made */
 } _cache_aligned_;
-static_assert(sizeof(struct ledger_cell) == CACHE_LINE, "ledger_cell is a format");
+static_assert(sizeof(struct ledger_result) == CACHE_LINE, "ledger_result is a format");
 
-#define LEDGER_SMALL_BYTES 1024u
-#define LEDGER_CELLS_MIN   64u
-#define LEDGER_CELLS_MAX   65536u
-#define LEDGER_CELL_BYTES  (UINT64_C(8) << 30) /* of data in all cells, sparse */
-#define LEDGER_TENSORS_MAX 16000000u
-#define LEDGER_JOB_MAX	   (4u << 20)
-#define LEDGER_ADDED_BYTES (16u << 10)
+#define LEDGER_SMALL_BYTES   1024u
+#define LEDGER_RESULTS_MIN   64u
+#define LEDGER_RESULTS_MAX   65536u
+#define LEDGER_RESULTS_BYTES (UINT64_C(8) << 30) /* of all results' data, sparse */
+#define LEDGER_TENSORS_MAX   16000000u
+#define LEDGER_JOB_MAX	     (4u << 20)
+#define LEDGER_ADDED_BYTES   (16u << 10)
 static_assert(DATA_ADDED_MAX * sizeof(struct data_added) <= LEDGER_ADDED_BYTES, "all fit");
-#define LEDGER_CELL_MAX (2 * PART_BYTES_MAX + (1u << 20)) /* cell_bytes */
+#define LEDGER_RESULT_MAX (2 * PART_BYTES_MAX + (1u << 20)) /* result_bytes */
 
 #define LEDGER_PROCESS_OFFSET 4096u
 #define LEDGER_RECORD_OFFSET \
@@ -219,7 +219,7 @@ static inline uint64_t ledger_tensor_offset(uint32_t n_journals)
 	return ledger_added_offset(n_journals) + LEDGER_ADDED_BYTES;
 }
 
-static inline uint64_t ledger_cell_offset(uint32_t n_journals, uint32_t n_tensors)
+static inline uint64_t ledger_result_offset(uint32_t n_journals, uint32_t n_tensors)
 {
 	return align_up(ledger_tensor_offset(n_journals) +
 				(uint64_t)n_tensors * sizeof(struct ledger_tensor),
@@ -227,33 +227,34 @@ static inline uint64_t ledger_cell_offset(uint32_t n_journals, uint32_t n_tensor
 }
 
 static inline uint64_t ledger_small_offset(uint32_t n_journals, uint32_t n_tensors,
-					   uint32_t n_cells)
+					   uint32_t n_results)
 {
-	return align_up(ledger_cell_offset(n_journals, n_tensors) +
-				(uint64_t)n_cells * sizeof(struct ledger_cell),
+	return align_up(ledger_result_offset(n_journals, n_tensors) +
+				(uint64_t)n_results * sizeof(struct ledger_result),
 			4096);
 }
 
-static inline uint64_t ledger_data_offset(uint32_t n_journals, uint32_t n_tensors, uint32_t n_cells)
+static inline uint64_t ledger_data_offset(uint32_t n_journals, uint32_t n_tensors,
+					  uint32_t n_results)
 {
-	return align_up(ledger_small_offset(n_journals, n_tensors, n_cells) +
-				(uint64_t)n_cells * LEDGER_SMALL_BYTES,
+	return align_up(ledger_small_offset(n_journals, n_tensors, n_results) +
+				(uint64_t)n_results * LEDGER_SMALL_BYTES,
 			4096);
 }
 
 /*
- * Whether a cell has the result of a part of len bytes among the small ones. They lie side by side: at the starts of cells of
- * their own, thousands of them would share a few sets of the processor's caches, and need a page each.
+ * Whether the result of a part of len bytes lies among the small ones. They lie side by side: each with memory for a large one,
+ * thousands of them would share a few sets of the processor's caches, and need a page each.
  */
-static inline bool ledger_is_small(uint32_t len, uint32_t part_bytes, uint32_t cell_bytes)
+static inline bool ledger_is_small(uint32_t len, uint32_t part_bytes, uint32_t result_bytes)
 {
-	return len <= LEDGER_SMALL_BYTES && cell_bytes == part_bytes;
+	return len <= LEDGER_SMALL_BYTES && result_bytes == part_bytes;
 }
 
 /* Of a job that goes through servers. Nothing overflows within the limits above. */
-static inline uint64_t ledger_far_len(uint32_t n_journals, uint32_t n_tensors, uint32_t n_cells,
-				      uint32_t cell_bytes)
+static inline uint64_t ledger_far_len(uint32_t n_journals, uint32_t n_tensors, uint32_t n_results,
+				      uint32_t result_bytes)
 {
-	return ledger_data_offset(n_journals, n_tensors, n_cells) +
-	       n_cells * align_up((uint64_t)cell_bytes, 4096);
+	return ledger_data_offset(n_journals, n_tensors, n_results) +
+	       n_results * align_up((uint64_t)result_bytes, 4096);
 }

@@ -1,247 +1,251 @@
 /*
- * Which cells are free, and how many may be taken at once: their memory is charged before it is used, and goes back to the
- * system where it has not been used for long. Of any thread but for what changes how many.
+ * Which memory of results is free, and how much may be taken at once: it is charged before it is used, and goes back to the
+ * system where it has not been used for long. Of any thread but for what changes how much.
  */
 #include "ledger/internal.h"
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* As many go back at once: others wait for the lock while they are taken out. */
-#define STEP_CELLS 256
+/* Memory of so many goes back at once: others wait for the lock while it is taken out. */
+#define STEP_RESULTS 256
 
-uint32_t ledger_n_cells(const struct ledger *ledger)
+uint32_t ledger_n_results(const struct ledger *ledger)
 {
-	return ledger->n_cells;
+	return ledger->n_results;
 }
 
-uint32_t ledger_cells_first(const struct ledger *ledger)
+uint32_t ledger_results_first(const struct ledger *ledger)
 {
-	return (uint32_t)MIN(align_up((uint64_t)LEDGER_CELL_MAX, 4096) / ledger_cell_stride(ledger),
-			     (uint64_t)ledger->n_cells);
+	return (uint32_t)MIN(align_up((uint64_t)LEDGER_RESULT_MAX, 4096) /
+				     ledger_result_stride(ledger),
+			     (uint64_t)ledger->n_results);
 }
 
-uint64_t ledger_cells_bytes(const struct ledger *ledger, uint32_t n)
+uint64_t ledger_results_bytes(const struct ledger *ledger, uint32_t n)
 {
-	uint32_t first = ledger_cells_first(ledger);
+	uint32_t first = ledger_results_first(ledger);
 
-	return n > first ? (n - first) * ledger_cell_stride(ledger) : 0;
+	return n > first ? (n - first) * ledger_result_stride(ledger) : 0;
 }
 
 /* The latch is taken. */
 static uint32_t n_taken(const struct ledger *ledger)
 {
-	return ledger->cells.used - ledger->cells.n_free - ledger->cells.n_leaving -
-	       ledger->cells.n_returned;
+	return ledger->results.used - ledger->results.n_free - ledger->results.n_leaving -
+	       ledger->results.n_returned;
 }
 
-static int compare_cells(const void *a, const void *b)
+static int compare_results(const void *a, const void *b)
 {
 	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
 
 	return (x > y) - (x < y);
 }
 
-uint32_t ledger_cells_allowed(struct ledger *ledger)
+uint32_t ledger_results_allowed(struct ledger *ledger)
 {
 	uint32_t n;
 
-	latch_take(&ledger->cells.latch);
-	n = ledger->cells.n_allowed;
-	latch_drop(&ledger->cells.latch);
+	latch_take(&ledger->results.latch);
+	n = ledger->results.n_allowed;
+	latch_drop(&ledger->results.latch);
 	return n;
 }
 
-void ledger_cells_allow(struct ledger *ledger, uint32_t n)
+void ledger_results_allow(struct ledger *ledger, uint32_t n)
 {
-	latch_take(&ledger->cells.latch);
-	ledger->cells.n_allowed = MAX(ledger->cells.n_allowed, MIN(n, ledger->n_cells));
-	latch_drop(&ledger->cells.latch);
+	latch_take(&ledger->results.latch);
+	ledger->results.n_allowed = MAX(ledger->results.n_allowed, MIN(n, ledger->n_results));
+	latch_drop(&ledger->results.latch);
 }
 
-bool ledger_cells_scarce(struct ledger *ledger)
+bool ledger_results_scarce(struct ledger *ledger)
 {
 	bool scarce;
 
-	latch_take(&ledger->cells.latch);
-	scarce = n_taken(ledger) >= ledger->cells.n_allowed - ledger->cells.n_allowed / 2;
-	latch_drop(&ledger->cells.latch);
+	latch_take(&ledger->results.latch);
+	scarce = n_taken(ledger) >= ledger->results.n_allowed - ledger->results.n_allowed / 2;
+	latch_drop(&ledger->results.latch);
 	return scarce;
 }
 
-uint32_t ledger_cells_peak(struct ledger *ledger)
+uint32_t ledger_results_peak(struct ledger *ledger)
 {
 	uint32_t n;
 
-	latch_take(&ledger->cells.latch);
-	n = ledger->cells.n_peak;
-	ledger->cells.n_peak = n_taken(ledger);
-	latch_drop(&ledger->cells.latch);
+	latch_take(&ledger->results.latch);
+	n = ledger->results.n_peak;
+	ledger->results.n_peak = n_taken(ledger);
+	latch_drop(&ledger->results.latch);
 	return n;
 }
 
-/* Moves n of the cells of a list, from a place on, elsewhere. */
+/* Moves n results of a list, from a place on, elsewhere. */
 static void take_out(uint32_t *list, uint32_t from, uint32_t n, uint32_t *n_list,
-		     uint32_t *ret_cells)
+		     uint32_t *ret_results)
 {
-	memcpy(ret_cells, list + from, n * sizeof(list[0]));
+	memcpy(ret_results, list + from, n * sizeof(list[0]));
 	*n_list -= n;
 	memmove(list + from, list + from + n, (*n_list - from) * sizeof(list[0]));
 }
 
-/* Their memory has gone back. The latch is taken. */
-static void returned(struct ledger *ledger, const uint32_t *cells, uint32_t n)
+/* The results' memory has gone back. The latch is taken. */
+static void returned(struct ledger *ledger, const uint32_t *results, uint32_t n)
 {
-	memcpy(ledger->cells.returned + ledger->cells.n_returned, cells, n * sizeof(cells[0]));
-	ledger->cells.n_returned += n;
-	ledger->cells.n_leaving = 0;
+	memcpy(ledger->results.returned + ledger->results.n_returned, results,
+	       n * sizeof(results[0]));
+	ledger->results.n_returned += n;
+	ledger->results.n_leaving = 0;
 }
 
 /*
- * Takes out at most n of those that have been free for longest, as long as more have memory than are allowed: nobody's meanwhile, and
- * sorted. Returns how many.
+ * Takes out at most n results whose memory has been free for longest, as long as there is memory of more than are allowed: nobody's
+ * meanwhile, and sorted. Returns how many.
  */
-static uint32_t take_coldest(struct ledger *ledger, uint32_t *cells, uint32_t n)
+static uint32_t take_coldest(struct ledger *ledger, uint32_t *results, uint32_t n)
 {
 	uint32_t have;
 
-	latch_take(&ledger->cells.latch);
-	have = n_taken(ledger) + ledger->cells.n_free;
-	n = MIN(MIN(n, ledger->cells.n_free), have - MIN(have, ledger->cells.n_allowed));
-	take_out(ledger->cells.free, 0, n, &ledger->cells.n_free, cells);
-	ledger->cells.n_leaving = n;
-	latch_drop(&ledger->cells.latch);
-	qsort(cells, n, sizeof(cells[0]), compare_cells);
+	latch_take(&ledger->results.latch);
+	have = n_taken(ledger) + ledger->results.n_free;
+	n = MIN(MIN(n, ledger->results.n_free), have - MIN(have, ledger->results.n_allowed));
+	take_out(ledger->results.free, 0, n, &ledger->results.n_free, results);
+	ledger->results.n_leaving = n;
+	latch_drop(&ledger->results.latch);
+	qsort(results, n, sizeof(results[0]), compare_results);
 	return n;
 }
 
-/* Neighbours together. What cannot be given back is used again all the same. */
-static void give_back(const struct ledger *ledger, const uint32_t *cells, uint32_t n)
+/* Gives back neighbours together. What cannot be given back is used again all the same. */
+static void give_back(const struct ledger *ledger, const uint32_t *results, uint32_t n)
 {
 	for (uint32_t i = 0, end; i < n; i = end) {
-		for (end = i + 1; end < n && cells[end] == cells[end - 1] + 1;)
+		for (end = i + 1; end < n && results[end] == results[end - 1] + 1;)
 			end++;
-		(void)madvise(ledger_cell_data(ledger, cells[i], ledger->part_bytes),
-			      (end - i) * ledger_cell_stride(ledger), MADV_REMOVE);
+		(void)madvise(ledger_result_data(ledger, results[i], ledger->part_bytes),
+			      (end - i) * ledger_result_stride(ledger), MADV_REMOVE);
 	}
 }
 
-uint32_t ledger_cells_trim(struct ledger *ledger, uint32_t n)
+uint32_t ledger_results_trim(struct ledger *ledger, uint32_t n)
 {
-	uint32_t cells[STEP_CELLS], n_cells;
+	uint32_t results[STEP_RESULTS], n_out;
 
-	latch_take(&ledger->cells.latch);
-	ledger->cells.n_allowed = MIN(MAX(n, n_taken(ledger)), ledger->cells.n_allowed);
-	n = ledger->cells.n_allowed;
-	latch_drop(&ledger->cells.latch);
-	while ((n_cells = take_coldest(ledger, cells, STEP_CELLS))) {
-		give_back(ledger, cells, n_cells);
-		latch_take(&ledger->cells.latch);
-		returned(ledger, cells, n_cells);
-		n_cells = MIN(n_cells, ledger->cells.n_charged);
-		ledger->cells.n_charged -= n_cells;
-		quota_release(ledger->quota, n_cells * ledger_cell_stride(ledger));
-		latch_drop(&ledger->cells.latch);
+	latch_take(&ledger->results.latch);
+	ledger->results.n_allowed = MIN(MAX(n, n_taken(ledger)), ledger->results.n_allowed);
+	n = ledger->results.n_allowed;
+	latch_drop(&ledger->results.latch);
+	while ((n_out = take_coldest(ledger, results, STEP_RESULTS))) {
+		give_back(ledger, results, n_out);
+		latch_take(&ledger->results.latch);
+		returned(ledger, results, n_out);
+		n_out = MIN(n_out, ledger->results.n_charged);
+		ledger->results.n_charged -= n_out;
+		quota_release(ledger->quota, n_out * ledger_result_stride(ledger));
+		latch_drop(&ledger->results.latch);
 	}
 	return n;
 }
 
-void ledger_cells_return(struct ledger *ledger)
+void ledger_results_return(struct ledger *ledger)
 {
-	uint32_t have = n_taken(ledger) + ledger->cells.n_free;
-	uint32_t n = have - MIN(have, ledger->cells.n_allowed);
+	uint32_t have = n_taken(ledger) + ledger->results.n_free;
+	uint32_t n = have - MIN(have, ledger->results.n_allowed);
 
-	take_out(ledger->cells.free, 0, n, &ledger->cells.n_free, ledger->cells.returned);
-	ledger->cells.n_returned = ledger->cells.n_warm = n;
+	take_out(ledger->results.free, 0, n, &ledger->results.n_free, ledger->results.returned);
+	ledger->results.n_returned = ledger->results.n_warm = n;
 }
 
-/* Takes out the last n of those that are warm. */
-static void take_warm(struct ledger *ledger, uint32_t *cells, uint32_t n)
+/* Takes out the last n results whose memory is warm. */
+static void take_warm(struct ledger *ledger, uint32_t *results, uint32_t n)
 {
-	ledger->cells.n_warm -= n;
-	take_out(ledger->cells.returned, ledger->cells.n_warm, n, &ledger->cells.n_returned, cells);
-	ledger->cells.n_leaving = n;
+	ledger->results.n_warm -= n;
+	take_out(ledger->results.returned, ledger->results.n_warm, n, &ledger->results.n_returned,
+		 results);
+	ledger->results.n_leaving = n;
 }
 
-bool ledger_cells_cool(struct ledger *ledger, uint32_t n)
+bool ledger_results_cool(struct ledger *ledger, uint32_t n)
 {
-	uint32_t cells[STEP_CELLS];
+	uint32_t results[STEP_RESULTS];
 	bool more;
 
-	latch_take(&ledger->cells.latch);
-	n = MIN(MIN(n, (uint32_t)STEP_CELLS), ledger->cells.n_warm);
-	take_warm(ledger, cells, n);
-	latch_drop(&ledger->cells.latch);
-	qsort(cells, n, sizeof(cells[0]), compare_cells);
-	give_back(ledger, cells, n);
-	latch_take(&ledger->cells.latch);
-	returned(ledger, cells, n);
-	more = ledger->cells.n_warm;
-	latch_drop(&ledger->cells.latch);
+	latch_take(&ledger->results.latch);
+	n = MIN(MIN(n, (uint32_t)STEP_RESULTS), ledger->results.n_warm);
+	take_warm(ledger, results, n);
+	latch_drop(&ledger->results.latch);
+	qsort(results, n, sizeof(results[0]), compare_results);
+	give_back(ledger, results, n);
+	latch_take(&ledger->results.latch);
+	returned(ledger, results, n);
+	more = ledger->results.n_warm;
+	latch_drop(&ledger->results.latch);
 	return more;
 }
 
-int ledger_cells_charge(struct ledger *ledger)
+int ledger_results_charge(struct ledger *ledger)
 {
-	uint32_t n = MAX(ledger->cells.used - ledger->cells.n_returned, 1u);
+	uint32_t n = MAX(ledger->results.used - ledger->results.n_returned, 1u);
 
-	if (!ledger->n_cells || n <= ledger->cells.n_charged)
+	if (!ledger->n_results || n <= ledger->results.n_charged)
 		return 0;
-	if (quota_charge(ledger->quota, (n - ledger->cells.n_charged) * ledger_cell_stride(ledger)))
+	if (quota_charge(ledger->quota,
+			 (n - ledger->results.n_charged) * ledger_result_stride(ledger)))
 		return error_origin(-EDQUOT);
-	ledger->cells.n_charged = n;
+	ledger->results.n_charged = n;
 	return 0;
 }
 
-/* Whether one more may have memory, which is charged now. The latch is taken. */
+/* Whether one more result may have memory, which is charged now. The latch is taken. */
 static bool may_touch(struct ledger *ledger)
 {
-	uint32_t n = ledger->cells.used - ledger->cells.n_returned + 1;
+	uint32_t n = ledger->results.used - ledger->results.n_returned + 1;
 
-	if (n <= ledger->cells.n_charged)
+	if (n <= ledger->results.n_charged)
 		return true;
-	if (quota_charge(ledger->quota, ledger_cell_stride(ledger)))
+	if (quota_charge(ledger->quota, ledger_result_stride(ledger)))
 		return false;
-	ledger->cells.n_charged++;
+	ledger->results.n_charged++;
 	return true;
 }
 
-/* The one that was freed last: its memory is the warmest. The latch is taken. */
+/* Chooses what was freed last: that memory is the warmest. The latch is taken. */
 static uint32_t choose(struct ledger *ledger)
 {
-	uint32_t cell;
+	uint32_t result;
 
-	if (ledger->cells.n_free)
-		return ledger->cells.free[--ledger->cells.n_free];
+	if (ledger->results.n_free)
+		return ledger->results.free[--ledger->results.n_free];
 	if (!may_touch(ledger))
-		return LEDGER_NO_CELL;
-	if (ledger->cells.n_returned) {
-		cell = ledger->cells.returned[--ledger->cells.n_returned];
-		ledger->cells.n_warm = MIN(ledger->cells.n_warm, ledger->cells.n_returned);
-		return cell;
+		return LEDGER_NO_RESULT;
+	if (ledger->results.n_returned) {
+		result = ledger->results.returned[--ledger->results.n_returned];
+		ledger->results.n_warm = MIN(ledger->results.n_warm, ledger->results.n_returned);
+		return result;
 	}
-	cell = ledger->cells.used++;
-	atomic_store_explicit(&ledger_header(ledger)->cells_used, ledger->cells.used,
+	result = ledger->results.used++;
+	atomic_store_explicit(&ledger_header(ledger)->results_used, ledger->results.used,
 			      memory_order_release);
-	return cell;
+	return result;
 }
 
-uint32_t ledger_cell_take(struct ledger *ledger, bool spare)
+uint32_t ledger_result_take(struct ledger *ledger, bool spare)
 {
-	uint32_t n_free, cell = LEDGER_NO_CELL;
+	uint32_t n_free, result = LEDGER_NO_RESULT;
 
-	latch_take(&ledger->cells.latch);
-	n_free = ledger->cells.n_allowed - MIN(n_taken(ledger), ledger->cells.n_allowed);
-	if (n_free && !(spare && n_free <= ledger->cells.n_allowed / 2)) {
-		cell = choose(ledger);
-		ledger->cells.n_peak = MAX(ledger->cells.n_peak, n_taken(ledger));
+	latch_take(&ledger->results.latch);
+	n_free = ledger->results.n_allowed - MIN(n_taken(ledger), ledger->results.n_allowed);
+	if (n_free && !(spare && n_free <= ledger->results.n_allowed / 2)) {
+		result = choose(ledger);
+		ledger->results.n_peak = MAX(ledger->results.n_peak, n_taken(ledger));
 	}
-	latch_drop(&ledger->cells.latch);
-	return cell;
+	latch_drop(&ledger->results.latch);
+	return result;
 }
 
-void ledger_cell_put_back(struct ledger *ledger, uint32_t cell)
+void ledger_result_put_back(struct ledger *ledger, uint32_t result)
 {
-	latch_take(&ledger->cells.latch);
-	ledger->cells.free[ledger->cells.n_free++] = cell;
-	latch_drop(&ledger->cells.latch);
+	latch_take(&ledger->results.latch);
+	ledger->results.free[ledger->results.n_free++] = result;
+	latch_drop(&ledger->results.latch);
 }

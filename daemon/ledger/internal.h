@@ -41,17 +41,17 @@ struct ledger_window {
 	uint64_t at;
 };
 
-/* Which cells nobody has: free_list.c. Any thread, with the latch. */
-struct ledger_cells {
+/* Which memory for results nobody has, by its number: free_list.c. Any thread, with the latch. */
+struct ledger_results {
 	struct latch latch;
-	uint32_t used;	    /* no cell from this one on was ever taken */
-	uint32_t *free;	    /* their memory is still there; the last freed is the last */
-	uint32_t *returned; /* their memory is not */
+	uint32_t used;	    /* from this number on none was ever taken */
+	uint32_t *free;	    /* still there; the last freed is the last */
+	uint32_t *returned; /* given back */
 	uint32_t n_free, n_returned;
-	uint32_t n_leaving; /* whose memory is just being given back */
-	uint32_t n_warm; /* of those returned, the first: their memory of before is still there */
+	uint32_t n_leaving; /* just being given back */
+	uint32_t n_warm;    /* of those returned, the first: still there from before */
 	uint32_t n_allowed; /* that may be taken at once */
-	uint32_t n_peak;    /* that were, since it was last asked */
+	uint32_t n_peak;    /* that were, since somebody last asked */
 	uint32_t n_charged;
 };
 
@@ -74,14 +74,14 @@ struct ledger {
 	size_t n_stale;
 
 	/* Through servers: result.c. */
-	uint32_t n_cells, n_tensors, cell_bytes;
-	struct ledger_kept *kept; /* n_cells entries */
-	struct ledger_cells cells;
-	struct map stale_cells, parts;
+	uint32_t n_results, n_tensors, result_bytes;
+	struct ledger_kept *kept; /* n_results entries */
+	struct ledger_results results;
+	struct map stale_results, parts;
 	struct ledger_tensors tensors;
 
 	struct quota *quota; /* or NULL: nobody is charged */
-	uint64_t charged;    /* beside cells, and tensors */
+	uint64_t charged;    /* tensors too, memory of results not */
 
 	struct ledger_window window;
 	void *record; /* of the job, as it was found; or NULL */
@@ -153,23 +153,23 @@ void ledger_drop_journals(struct ledger *ledger, uint32_t record);
 const struct ledger_old *ledger_find_old(const struct ledger *ledger, const char *tensor,
 					 uint64_t round);
 
-/* Of a cell's data, in memory. */
-static inline uint64_t ledger_cell_stride(const struct ledger *ledger)
+/* Bytes from one result's memory to the next one's. */
+static inline uint64_t ledger_result_stride(const struct ledger *ledger)
 {
-	return align_up((uint64_t)ledger->cell_bytes, 4096);
+	return align_up((uint64_t)ledger->result_bytes, 4096);
 }
 
 /* free_list.c */
-/* It is free again, with its memory. */
-void ledger_cell_put_back(struct ledger *ledger, uint32_t cell);
+/* The memory is free again, and still there. */
+void ledger_result_put_back(struct ledger *ledger, uint32_t result);
 
 /* result.c */
-/* Makes room for cells; n_cells is set. Returns 0 or -ENOMEM. */
-int ledger_cells_init(struct ledger *ledger);
-/* Reads what the daemon before has left in cells and tensors. As ledger_open(). */
-int ledger_cells_open(struct ledger *ledger, uint32_t max_tensors, struct failure *failure);
-void ledger_cells_done(struct ledger *ledger);
-/* Of one taken over: free cells that are too many count as returned, and stay warm until ledger_cells_cool(). */
-void ledger_cells_return(struct ledger *ledger);
-/* Charges ledger->quota with cells that have memory already: 0 or -EDQUOT. */
-int ledger_cells_charge(struct ledger *ledger);
+/* Makes room for what is kept of results; n_results is set. Returns 0 or -ENOMEM. */
+int ledger_results_init(struct ledger *ledger);
+/* Reads the results and tensors that the daemon before has left. As ledger_open(). */
+int ledger_results_open(struct ledger *ledger, uint32_t max_tensors, struct failure *failure);
+void ledger_results_done(struct ledger *ledger);
+/* In a ledger taken over: free memory beyond what is allowed counts as returned, and stays warm until ledger_results_cool(). */
+void ledger_results_return(struct ledger *ledger);
+/* Charges ledger->quota with memory of results that is there already: 0 or -EDQUOT. */
+int ledger_results_charge(struct ledger *ledger);

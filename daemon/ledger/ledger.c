@@ -30,23 +30,23 @@ uint64_t ledger_bytes(unsigned n_threads)
 	return ledger_len(journals_for(n_threads));
 }
 
-static uint32_t cells_for(uint32_t cell_bytes)
+static uint32_t results_for(uint32_t result_bytes)
 {
-	uint64_t n = LEDGER_CELL_BYTES / align_up((uint64_t)cell_bytes, 4096);
+	uint64_t n = LEDGER_RESULTS_BYTES / align_up((uint64_t)result_bytes, 4096);
 
-	return (uint32_t)MIN(MAX(n, (uint64_t)LEDGER_CELLS_MIN), (uint64_t)LEDGER_CELLS_MAX);
+	return (uint32_t)MIN(MAX(n, (uint64_t)LEDGER_RESULTS_MIN), (uint64_t)LEDGER_RESULTS_MAX);
 }
 
-/* The size of parts is not known yet: room for one cell at least. */
+/* The size of parts is not known yet: room for one result at least. */
 uint64_t ledger_far_bytes(unsigned n_threads, uint32_t n_tensors)
 {
-	return ledger_data_offset(journals_for(n_threads), n_tensors, LEDGER_CELLS_MAX) +
-	       align_up((uint64_t)LEDGER_CELL_MAX, 4096);
+	return ledger_data_offset(journals_for(n_threads), n_tensors, LEDGER_RESULTS_MAX) +
+	       align_up((uint64_t)LEDGER_RESULT_MAX, 4096);
 }
 
 bool ledger_is_far(const struct ledger *ledger)
 {
-	return ledger->n_cells;
+	return ledger->n_results;
 }
 
 uint32_t ledger_part_bytes(const struct ledger *ledger)
@@ -54,9 +54,9 @@ uint32_t ledger_part_bytes(const struct ledger *ledger)
 	return ledger->part_bytes;
 }
 
-uint32_t ledger_cell_bytes(const struct ledger *ledger)
+uint32_t ledger_result_bytes(const struct ledger *ledger)
 {
-	return ledger->cell_bytes;
+	return ledger->result_bytes;
 }
 
 bool ledger_is(const struct ledger *ledger, int fd)
@@ -77,7 +77,7 @@ struct ledger *ledger_free(struct ledger *ledger)
 	free(ledger->stale);
 	free(ledger->window.data);
 	free(ledger->record);
-	ledger_cells_done(ledger);
+	ledger_results_done(ledger);
 	quota_release(ledger->quota, ledger->charged);
 	free(ledger);
 	return NULL;
@@ -86,14 +86,14 @@ struct ledger *ledger_free(struct ledger *ledger)
 int ledger_charge_to(struct ledger *ledger, struct quota *quota)
 {
 	uint64_t bytes = sizeof(*ledger) + ledger_len(ledger->n_journals) +
-			 ledger->n_cells * (sizeof(ledger->kept[0]) + 2 * sizeof(uint32_t)) +
+			 ledger->n_results * (sizeof(ledger->kept[0]) + 2 * sizeof(uint32_t)) +
 			 ledger->tensors.n_places * LEDGER_KNOWN_BYTES + ledger->record_len;
 
 	if (quota_charge(quota, bytes))
 		return error_origin(-EDQUOT);
 	ledger->quota = quota;
 	ledger->charged = bytes;
-	return error_trace(ledger_cells_charge(ledger));
+	return error_trace(ledger_results_charge(ledger));
 }
 
 static int ledger_map(int fd, uint64_t len, unsigned n_threads, struct ledger **ret_ledger,
@@ -125,9 +125,10 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
 	_cleanup_(fd_closep) int fd = memfd_create("bps-ledger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	uint32_t n_journals = journals_for(n_threads),
-		 n_cells = far ? cells_for(far->cell_bytes) : 0;
-	uint64_t len = far ? ledger_far_len(n_journals, far->n_tensors, n_cells, far->cell_bytes)
-			   : ledger_len(n_journals);
+		 n_results = far ? results_for(far->result_bytes) : 0;
+	uint64_t len =
+		far ? ledger_far_len(n_journals, far->n_tensors, n_results, far->result_bytes)
+		    : ledger_len(n_journals);
 	struct ledger_header *header;
 	struct failure failure = { 0 };
 	int r;
@@ -145,10 +146,10 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	ledger->size = size;
 	ledger->part_bytes = part_bytes;
 	ledger->n_journals = n_journals;
-	ledger->n_cells = n_cells;
+	ledger->n_results = n_results;
 	ledger->n_tensors = far ? far->n_tensors : 0;
-	ledger->cell_bytes = far ? far->cell_bytes : 0;
-	r = ledger_cells_init(ledger);
+	ledger->result_bytes = far ? far->result_bytes : 0;
+	r = ledger_results_init(ledger);
 	if (r)
 		return error_trace(r);
 	for (uint32_t i = 0; i < LEDGER_RECORDS; i++)
@@ -166,9 +167,9 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	header->n_journals = n_journals;
 	header->piece_bytes = LEDGER_PIECE_BYTES;
 	header->pid_namespace = process_namespace();
-	header->n_cells = n_cells;
+	header->n_results = n_results;
 	header->n_tensors = ledger->n_tensors;
-	header->cell_bytes = ledger->cell_bytes;
+	header->result_bytes = ledger->result_bytes;
 	if (far) {
 		header->job_len = (uint32_t)far->record_len;
 		memcpy(ledger->memory->data + ledger_job_offset(n_journals), far->record,
@@ -181,9 +182,9 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 
 static uint64_t len_of(const struct ledger_header *header)
 {
-	return header->n_cells ? ledger_far_len(header->n_journals, header->n_tensors,
-						header->n_cells, header->cell_bytes)
-			       : ledger_len(header->n_journals);
+	return header->n_results ? ledger_far_len(header->n_journals, header->n_tensors,
+						  header->n_results, header->result_bytes)
+				 : ledger_len(header->n_journals);
 }
 
 /* The header, as copied; the memory behind it has so many bytes. */
@@ -202,9 +203,9 @@ static int check_header(const struct ledger_header *header, uint64_t len, uint64
 				   LEDGER_VERSION, LEDGER_RECORDS, LEDGER_PIECE_BYTES);
 	if (!header->n_journals || header->n_journals > LEDGER_JOURNALS_MAX ||
 	    header->part_bytes < PART_BYTES_MIN || header->part_bytes > PART_BYTES_MAX ||
-	    header->part_bytes % LEDGER_PART_ALIGN || header->n_cells > LEDGER_CELLS_MAX ||
-	    header->n_tensors > LEDGER_TENSORS_MAX || header->cell_bytes > LEDGER_CELL_MAX ||
-	    (header->n_cells && header->cell_bytes < header->part_bytes) ||
+	    header->part_bytes % LEDGER_PART_ALIGN || header->n_results > LEDGER_RESULTS_MAX ||
+	    header->n_tensors > LEDGER_TENSORS_MAX || header->result_bytes > LEDGER_RESULT_MAX ||
+	    (header->n_results && header->result_bytes < header->part_bytes) ||
 	    header->job_len > LEDGER_JOB_MAX || header->len != len_of(header) || header->len != len)
 		return failure_set(failure, -EPROTO,
 				   "the ledger is damaged: %" PRIu64
@@ -282,7 +283,7 @@ static int read_record(struct ledger *ledger, uint32_t number, struct failure *f
 	if (atomic_load_explicit(&copy.state, memory_order_relaxed) != LEDGER_MOVING ||
 	    !old->tensor[0] || !memchr(old->tensor, 0, sizeof(old->tensor)) ||
 	    !dtype_size(old->dtype) || !old->operation || old->operation > OPERATION_MAX_ ||
-	    (!old->reduction && !ledger->n_cells) || old->reduction > REDUCTION_MAX_ ||
+	    (!old->reduction && !ledger->n_results) || old->reduction > REDUCTION_MAX_ ||
 	    !old->round || old->low % 64 || (uint32_t)old->stage > LEDGER_SCATTERED ||
 	    (old->stage >> 32 & ~(uint64_t)LEDGER_WAITING) >= ledger->size)
 		return failure_set(failure, -EPROTO, "the ledger is damaged: record %u", number);
@@ -326,7 +327,7 @@ static int read_records(struct ledger *ledger, struct failure *failure)
 static int read_job(struct ledger *ledger, const struct ledger_header *header,
 		    struct failure *failure)
 {
-	if (!ledger->n_cells)
+	if (!ledger->n_results)
 		return 0;
 	ledger->record = malloc(MAX(header->job_len, 1u));
 	if (!ledger->record)
@@ -352,7 +353,7 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, uint32_
 				   strerror(errno));
 	if ((uint64_t)st.st_size < LEDGER_RECORD_OFFSET ||
 	    (uint64_t)st.st_size > ledger_far_len(LEDGER_JOURNALS_MAX, LEDGER_TENSORS_MAX,
-						  LEDGER_CELLS_MAX, LEDGER_CELL_MAX))
+						  LEDGER_RESULTS_MAX, LEDGER_RESULT_MAX))
 		return failure_set(failure, -EPROTO, "what came beside Resume is no ledger");
 	r = ledger_map(fd, (uint64_t)st.st_size, n_threads, &ledger, failure);
 	if (r)
@@ -366,9 +367,9 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, uint32_
 	ledger->size = size;
 	ledger->part_bytes = header.part_bytes;
 	ledger->n_journals = header.n_journals;
-	ledger->n_cells = header.n_cells;
+	ledger->n_results = header.n_results;
 	ledger->n_tensors = header.n_tensors;
-	ledger->cell_bytes = header.cell_bytes;
+	ledger->result_bytes = header.result_bytes;
 	ledger->begun = atomic_load_explicit(&header.begun, memory_order_relaxed);
 	for (size_t i = 0; i < ARRAY_SIZE(ledger->left); i++)
 		ledger->left[i] = atomic_load_explicit(&header.left[i], memory_order_relaxed);
@@ -381,7 +382,7 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, uint32_
 	if (!r)
 		r = ledger_take_journals(ledger, failure);
 	if (!r)
-		r = ledger_cells_open(ledger, max_tensors, failure);
+		r = ledger_results_open(ledger, max_tensors, failure);
 	if (r)
 		return r;
 	freep(&ledger->window.data);
@@ -701,7 +702,7 @@ void ledger_round_mark(const struct ledger_round *round, uint64_t part, bool onl
 
 	/*
 	 * Nobody else writes the word: what is locked would wait for all that was stored before, in
-	 * outputs and cells.
+	 * outputs and retained results.
 	 */
 	if (only)
 		atomic_store_explicit(

@@ -18,7 +18,7 @@ struct ledger_far {
 	const void *record;
 	size_t record_len; /* at most LEDGER_JOB_MAX */
 	uint32_t n_tensors;
-	uint32_t cell_bytes; /* at most LEDGER_CELL_MAX */
+	uint32_t result_bytes; /* at most LEDGER_RESULT_MAX */
 };
 
 /*
@@ -40,17 +40,17 @@ struct ledger *ledger_free(struct ledger *ledger);
 DEFINE_CLEANUP(struct ledger *, ledger_free)
 
 /*
- * From here on quota, which outlives the ledger, is charged with what the ledger takes: cells as their memory is touched, for want
- * of which none is to be had. Returns 0 or -EDQUOT.
+ * From here on quota, which outlives the ledger, is charged with what the ledger takes: memory for a result when it is first
+ * touched; without room no more can be taken. Returns 0 or -EDQUOT.
  */
 int ledger_charge_to(struct ledger *ledger, struct quota *quota);
 /* Bytes that its memory may come to, for so many threads: what its holder is charged. */
 uint64_t ledger_bytes(unsigned n_threads);
-/* The same for a job that goes through servers, with its first cells: ledger_cells_bytes(). */
+/* The same for a job that goes through servers, with memory for its first results: ledger_results_bytes(). */
 uint64_t ledger_far_bytes(unsigned n_threads, uint32_t n_tensors);
 uint32_t ledger_part_bytes(const struct ledger *ledger);
-/* Of a job that goes through servers. */
-uint32_t ledger_cell_bytes(const struct ledger *ledger);
+/* Bytes of memory for a result, of a job that goes through servers. */
+uint32_t ledger_result_bytes(const struct ledger *ledger);
 /* Whether a descriptor is of the same memory. */
 bool ledger_is(const struct ledger *ledger, int fd);
 
@@ -124,7 +124,7 @@ bool ledger_find_rows(const struct ledger *ledger, const char *tensor, uint64_t 
 /* Rounds first to last of a tensor have ended otherwise, if the daemon before had begun them. */
 void ledger_forget(struct ledger *ledger, const char *tensor, uint64_t first, uint64_t last);
 
-/* All results are in cells and stay there; or, of one whose results were, in all outputs. */
+/* All results of the round are retained, and stay so; or, where they were, all are in all outputs. */
 void ledger_round_set_stage(struct ledger_round *round, enum ledger_stage stage, uint32_t n_gone);
 
 /* -- Parts ---------------------------------------------------------------------------------------------------------- */
@@ -201,7 +201,7 @@ void ledger_round_mark(const struct ledger_round *round, uint64_t part, bool onl
 /* The memory that this writes; NULL: the round is not recorded. */
 const void *ledger_round_place(const struct ledger_round *round, uint64_t part);
 
-/* What a cell holds. */
+/* What a retained result is. */
 struct ledger_what {
 	uint64_t key, round, offset, total;
 	uint32_t block, part, len, root, n_gone;
@@ -210,86 +210,86 @@ struct ledger_what {
 	bool has_data;
 };
 
-/* A cell, as this process knows it. Control thread. */
+/* A retained result, or memory for one, as this process knows it. Control thread. */
 struct ledger_kept {
-	struct map_entry entry; /* stale: by what it holds */
+	struct map_entry entry; /* stale: by its round and part */
 	struct ledger_what what;
 	bool taken, whole;
-	bool late; /* with what this node had contributed: before it is whole, or as it was found; ledger_cell_used() ends it */
+	bool late; /* with what this node had contributed: before it is whole, or as it was found; ledger_result_used() ends it */
 	bool stale; /* of the daemon before; its outputs may not have it yet */
 	/* The user's; false when it is taken. */
 	bool busy, released, pending;
 	unsigned offered; /* offers under way */
 	bool lent;	  /* a server sums into it, or sends it to others */
-	/* Among those of its part: ledger_cell_index(). */
+	/* Among those of its part: ledger_result_index(). */
 	struct map_entry by_part;
 	bool indexed;
 };
 
-#define LEDGER_NO_CELL UINT32_MAX
+#define LEDGER_NO_RESULT UINT32_MAX
 
-/* Cells that there are. */
-uint32_t ledger_n_cells(const struct ledger *ledger);
+/* Results that there is memory for. */
+uint32_t ledger_n_results(const struct ledger *ledger);
 /*
- * Cells that may be taken at once: at first those that ledger_far_bytes() has room for, and of one taken over those that
- * hold something, where they are more. Control thread.
+ * Results that may have memory at once: at first those that ledger_far_bytes() has room for; in a ledger taken over those that
+ * are retained, where they are more. Control thread.
  */
-uint32_t ledger_cells_allowed(struct ledger *ledger);
-/* Allows more, at most all there are. */
-void ledger_cells_allow(struct ledger *ledger, uint32_t n);
-/* Allows fewer, but those that are taken; memory of others goes back to the system. Returns how many there may be now. */
-uint32_t ledger_cells_trim(struct ledger *ledger, uint32_t n);
+uint32_t ledger_results_allowed(struct ledger *ledger);
+/* Allows more: n, at most ledger_n_results(). */
+void ledger_results_allow(struct ledger *ledger, uint32_t n);
+/* Allows fewer: n, or those that are taken; memory of others goes back to the system. Returns how many may have it now. */
+uint32_t ledger_results_trim(struct ledger *ledger, uint32_t n);
 /*
- * Of one taken over, those that are too many may have memory of before, which nobody is charged for: it goes back to the system, of at
- * most so many at once. Returns whether there are more. Control thread.
+ * In a ledger taken over, memory beyond what is allowed may be there from before, and nobody is charged for it: it goes back to the
+ * system, of at most n results at once. Returns whether there is more. Control thread.
  */
-bool ledger_cells_cool(struct ledger *ledger, uint32_t n);
-/* Whether half of those that may be taken are. */
-bool ledger_cells_scarce(struct ledger *ledger);
-/* The most that were taken at once since this was last asked. */
-uint32_t ledger_cells_peak(struct ledger *ledger);
-/* Of all cells the first, and bytes that so many take beyond those. */
-uint32_t ledger_cells_first(const struct ledger *ledger);
-uint64_t ledger_cells_bytes(const struct ledger *ledger, uint32_t n);
+bool ledger_results_cool(struct ledger *ledger, uint32_t n);
+/* Whether half of the memory that may be taken is taken. */
+bool ledger_results_scarce(struct ledger *ledger);
+/* The most results that had memory at once since this was last asked. */
+uint32_t ledger_results_peak(struct ledger *ledger);
+/* Results that ledger_far_bytes() has room for, and bytes that n take beyond those. */
+uint32_t ledger_results_first(const struct ledger *ledger);
+uint64_t ledger_results_bytes(const struct ledger *ledger, uint32_t n);
 /*
- * A cell for a result of at most part_bytes, or LEDGER_NO_CELL. spare: only while more than half of those that may be taken are free.
- * Any thread; what is kept of it is all zero.
+ * Takes memory for a result of at most part_bytes. Returns the result's number, or LEDGER_NO_RESULT. spare: only while more than half
+ * of what may be taken is free. Any thread; its ledger_result_kept() is all zero.
  */
-uint32_t ledger_cell_take(struct ledger *ledger, bool spare);
+uint32_t ledger_result_take(struct ledger *ledger, bool spare);
 /* Where the result of a part of len bytes, what.len, is: the same place whoever asks. */
-void *ledger_cell_data(const struct ledger *ledger, uint32_t cell, uint32_t len);
-/* Where its `late` contribution is, of at most part_bytes. */
-void *ledger_cell_late(const struct ledger *ledger, uint32_t cell);
-/* That is in a result now. */
-void ledger_cell_used(struct ledger *ledger, uint32_t cell);
+void *ledger_result_data(const struct ledger *ledger, uint32_t result, uint32_t len);
+/* Where the result's `late` contribution is, of at most part_bytes. */
+void *ledger_result_late(const struct ledger *ledger, uint32_t result);
+/* The `late` contribution is in a result now. */
+void ledger_result_used(struct ledger *ledger, uint32_t result);
 /*
- * Finds cells by their part, of whatever round; those that the daemon before has left with `late`, or of an accumulate, are among them.
+ * Finds results by their part, of whatever round; those that the daemon before has left with `late`, or of an accumulate, are among them.
  * index: returns 0 or -ENOMEM. next: the one after `kept` (NULL: the first) of the part that `what` names, or NULL.
  */
-int ledger_cell_index(struct ledger *ledger, uint32_t cell);
-void ledger_cell_unindex(struct ledger *ledger, uint32_t cell);
-struct ledger_kept *ledger_cell_next(const struct ledger *ledger, const struct ledger_what *what,
-				     struct ledger_kept *kept);
-uint32_t ledger_cell_number(const struct ledger *ledger, const struct ledger_kept *kept);
-/* Whether all cells that may be taken are among them: none will be free again by itself. */
-bool ledger_cells_full(struct ledger *ledger);
-struct ledger_kept *ledger_cell_kept(const struct ledger *ledger, uint32_t cell);
-/* Cells from this one on were never taken. */
-uint32_t ledger_cells_used(struct ledger *ledger);
-/* The result is in the cell, with all that kept->what says. Any thread, of a cell that it works on. */
-void ledger_cell_whole(struct ledger *ledger, uint32_t cell);
+int ledger_result_index(struct ledger *ledger, uint32_t result);
+void ledger_result_unindex(struct ledger *ledger, uint32_t result);
+struct ledger_kept *ledger_result_next(const struct ledger *ledger, const struct ledger_what *what,
+				       struct ledger_kept *kept);
+uint32_t ledger_result_number(const struct ledger *ledger, const struct ledger_kept *kept);
+/* Whether such results have all memory that may be taken: none will be free again by itself. */
+bool ledger_results_full(struct ledger *ledger);
+struct ledger_kept *ledger_result_kept(const struct ledger *ledger, uint32_t result);
+/* Memory from this number on was never taken. */
+uint32_t ledger_results_used(struct ledger *ledger);
+/* The result is there, with all that kept->what says. Any thread, of a result that it works on. */
+void ledger_result_whole(struct ledger *ledger, uint32_t result);
 /*
- * Forgets the result. While it is offered or lent its memory is still in use, and whoever uses it still names the cell: then
- * it is nobody else's before it has been freed once more, with neither.
+ * Forgets the result. While it is offered or lent its memory is still in use, and whoever uses it still has its number: then
+ * the memory is nobody else's before it has been freed once more, with neither.
  */
-void ledger_cell_free(struct ledger *ledger, uint32_t cell);
+void ledger_result_free(struct ledger *ledger, uint32_t result);
 /* Forgets results of reductions that the daemon before had not all of: of an elastic job, they count no more. */
-void ledger_cells_drop(struct ledger *ledger);
+void ledger_results_drop(struct ledger *ledger);
 /*
- * Rounds of this tensor up to this one are over here: cells that the daemon before has left of them are like any other
- * from now on. Returns the next of them, or LEDGER_NO_CELL.
+ * Rounds of this tensor up to this one are over here: results that the daemon before has left of them are like any other
+ * from now on. Returns the next of them, or LEDGER_NO_RESULT.
  */
-uint32_t ledger_cell_settle(struct ledger *ledger, uint64_t key, uint64_t round);
-/* The cell in which the daemon before has left a result, or LEDGER_NO_CELL. */
-uint32_t ledger_cell_find(const struct ledger *ledger, uint64_t key, uint64_t round, uint32_t block,
-			  uint32_t part);
+uint32_t ledger_result_settle(struct ledger *ledger, uint64_t key, uint64_t round);
+/* The result that the daemon before has left, or LEDGER_NO_RESULT. */
+uint32_t ledger_result_find(const struct ledger *ledger, uint64_t key, uint64_t round,
+			    uint32_t block, uint32_t part);

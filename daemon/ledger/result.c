@@ -3,11 +3,12 @@
 #include "ledger/internal.h"
 #include <inttypes.h>
 
-static struct ledger_cell *cell_of(const struct ledger *ledger, uint32_t cell)
+static struct ledger_result *result_of(const struct ledger *ledger, uint32_t result)
 {
-	return (struct ledger_cell *)(ledger->memory->data +
-				      ledger_cell_offset(ledger->n_journals, ledger->n_tensors)) +
-	       cell;
+	return (struct ledger_result *)(ledger->memory->data +
+					ledger_result_offset(ledger->n_journals,
+							     ledger->n_tensors)) +
+	       result;
 }
 
 static struct ledger_tensor *tensor_of(const struct ledger *ledger, uint32_t tensor)
@@ -351,29 +352,30 @@ static int read_tensors(struct ledger *ledger, uint32_t max, struct failure *fai
 	return r;
 }
 
-/* -- Cells -------------------------------------------------------------------------------------------------------- */
+/* -- Retained results --------------------------------------------------------------------------------------------- */
 
-int ledger_cells_init(struct ledger *ledger)
+int ledger_results_init(struct ledger *ledger)
 {
-	if (!ledger->n_cells)
+	if (!ledger->n_results)
 		return 0;
-	ledger->kept = calloc(ledger->n_cells, sizeof(ledger->kept[0]));
-	ledger->cells.free = malloc(ledger->n_cells * sizeof(ledger->cells.free[0]));
-	ledger->cells.returned = malloc(ledger->n_cells * sizeof(ledger->cells.returned[0]));
-	if (!ledger->kept || !ledger->cells.free || !ledger->cells.returned)
+	ledger->kept = calloc(ledger->n_results, sizeof(ledger->kept[0]));
+	ledger->results.free = malloc(ledger->n_results * sizeof(ledger->results.free[0]));
+	ledger->results.returned = malloc(ledger->n_results * sizeof(ledger->results.returned[0]));
+	if (!ledger->kept || !ledger->results.free || !ledger->results.returned)
 		return error_origin(-ENOMEM);
-	ledger->cells.n_allowed = ledger_cells_first(ledger);
+	ledger->results.n_allowed = ledger_results_first(ledger);
 	return 0;
 }
 
-void ledger_cells_done(struct ledger *ledger)
+void ledger_results_done(struct ledger *ledger)
 {
-	if (ledger->cells.n_charged)
-		quota_release(ledger->quota, ledger->cells.n_charged * ledger_cell_stride(ledger));
+	if (ledger->results.n_charged)
+		quota_release(ledger->quota,
+			      ledger->results.n_charged * ledger_result_stride(ledger));
 	free(ledger->kept);
-	free(ledger->cells.free);
-	free(ledger->cells.returned);
-	map_done(&ledger->stale_cells);
+	free(ledger->results.free);
+	free(ledger->results.returned);
+	map_done(&ledger->stale_results);
 	map_done(&ledger->parts);
 	map_done(&ledger->tensors.names);
 	map_done(&ledger->tensors.keys);
@@ -386,14 +388,14 @@ void ledger_cells_done(struct ledger *ledger)
 	}
 }
 
-uint32_t ledger_cell_find(const struct ledger *ledger, uint64_t key, uint64_t round, uint32_t block,
-			  uint32_t part)
+uint32_t ledger_result_find(const struct ledger *ledger, uint64_t key, uint64_t round,
+			    uint32_t block, uint32_t part)
 {
 	struct map_entry *entry;
 
-	if (!ledger->stale_cells.n_entries)
-		return LEDGER_NO_CELL;
-	entry = map_find(&ledger->stale_cells, hash_of(key, round, block, part));
+	if (!ledger->stale_results.n_entries)
+		return LEDGER_NO_RESULT;
+	entry = map_find(&ledger->stale_results, hash_of(key, round, block, part));
 	for (; entry; entry = map_find_next(entry)) {
 		const struct ledger_kept *kept = container_of(entry, struct ledger_kept, entry);
 
@@ -401,34 +403,34 @@ uint32_t ledger_cell_find(const struct ledger *ledger, uint64_t key, uint64_t ro
 		    kept->what.block == block && kept->what.part == part)
 			return (uint32_t)(kept - ledger->kept);
 	}
-	return LEDGER_NO_CELL;
+	return LEDGER_NO_RESULT;
 }
 
-static char *whole_of(const struct ledger *ledger, uint32_t cell)
+static char *whole_of(const struct ledger *ledger, uint32_t result)
 {
 	return (char *)ledger->memory->data +
-	       ledger_data_offset(ledger->n_journals, ledger->n_tensors, ledger->n_cells) +
-	       cell * ledger_cell_stride(ledger);
+	       ledger_data_offset(ledger->n_journals, ledger->n_tensors, ledger->n_results) +
+	       result * ledger_result_stride(ledger);
 }
 
-void *ledger_cell_data(const struct ledger *ledger, uint32_t cell, uint32_t len)
+void *ledger_result_data(const struct ledger *ledger, uint32_t result, uint32_t len)
 {
-	if (!ledger_is_small(len, ledger->part_bytes, ledger->cell_bytes))
-		return whole_of(ledger, cell);
+	if (!ledger_is_small(len, ledger->part_bytes, ledger->result_bytes))
+		return whole_of(ledger, result);
 	return (char *)ledger->memory->data +
-	       ledger_small_offset(ledger->n_journals, ledger->n_tensors, ledger->n_cells) +
-	       (uint64_t)cell * LEDGER_SMALL_BYTES;
+	       ledger_small_offset(ledger->n_journals, ledger->n_tensors, ledger->n_results) +
+	       (uint64_t)result * LEDGER_SMALL_BYTES;
 }
 
-void *ledger_cell_late(const struct ledger *ledger, uint32_t cell)
+void *ledger_result_late(const struct ledger *ledger, uint32_t result)
 {
-	return whole_of(ledger, cell) + ledger->cell_bytes - ledger->part_bytes;
+	return whole_of(ledger, result) + ledger->result_bytes - ledger->part_bytes;
 }
 
-void ledger_cell_used(struct ledger *ledger, uint32_t cell)
+void ledger_result_used(struct ledger *ledger, uint32_t result)
 {
-	atomic_store_explicit(&cell_of(ledger, cell)->late, 0, memory_order_release);
-	ledger->kept[cell].late = false;
+	atomic_store_explicit(&result_of(ledger, result)->late, 0, memory_order_release);
+	ledger->kept[result].late = false;
 }
 
 /* -- By part ------------------------------------------------------------------------------------------------------ */
@@ -438,9 +440,9 @@ static uint64_t part_hash(const struct ledger_what *what)
 	return hash_of(what->key, 0, what->block, what->part);
 }
 
-int ledger_cell_index(struct ledger *ledger, uint32_t cell)
+int ledger_result_index(struct ledger *ledger, uint32_t result)
 {
-	struct ledger_kept *kept = &ledger->kept[cell];
+	struct ledger_kept *kept = &ledger->kept[result];
 
 	if (kept->indexed)
 		return 0;
@@ -450,17 +452,17 @@ int ledger_cell_index(struct ledger *ledger, uint32_t cell)
 	return 0;
 }
 
-void ledger_cell_unindex(struct ledger *ledger, uint32_t cell)
+void ledger_result_unindex(struct ledger *ledger, uint32_t result)
 {
-	struct ledger_kept *kept = &ledger->kept[cell];
+	struct ledger_kept *kept = &ledger->kept[result];
 
 	if (kept->indexed)
 		map_remove(&ledger->parts, &kept->by_part);
 	kept->indexed = false;
 }
 
-struct ledger_kept *ledger_cell_next(const struct ledger *ledger, const struct ledger_what *what,
-				     struct ledger_kept *kept)
+struct ledger_kept *ledger_result_next(const struct ledger *ledger, const struct ledger_what *what,
+				       struct ledger_kept *kept)
 {
 	struct map_entry *entry =
 		kept ? map_find_next(&kept->by_part) : map_find(&ledger->parts, part_hash(what));
@@ -475,68 +477,68 @@ struct ledger_kept *ledger_cell_next(const struct ledger *ledger, const struct l
 	return NULL;
 }
 
-uint32_t ledger_cell_number(const struct ledger *ledger, const struct ledger_kept *kept)
+uint32_t ledger_result_number(const struct ledger *ledger, const struct ledger_kept *kept)
 {
 	return (uint32_t)(kept - ledger->kept);
 }
 
-bool ledger_cells_full(struct ledger *ledger)
+bool ledger_results_full(struct ledger *ledger)
 {
-	return ledger->parts.n_entries >= ledger_cells_allowed(ledger);
+	return ledger->parts.n_entries >= ledger_results_allowed(ledger);
 }
 
-struct ledger_kept *ledger_cell_kept(const struct ledger *ledger, uint32_t cell)
+struct ledger_kept *ledger_result_kept(const struct ledger *ledger, uint32_t result)
 {
-	return &ledger->kept[cell];
+	return &ledger->kept[result];
 }
 
-uint32_t ledger_cells_used(struct ledger *ledger)
+uint32_t ledger_results_used(struct ledger *ledger)
 {
 	uint32_t n;
 
-	latch_take(&ledger->cells.latch);
-	n = ledger->cells.used;
-	latch_drop(&ledger->cells.latch);
+	latch_take(&ledger->results.latch);
+	n = ledger->results.used;
+	latch_drop(&ledger->results.latch);
 	return n;
 }
 
-void ledger_cell_whole(struct ledger *ledger, uint32_t number)
+void ledger_result_whole(struct ledger *ledger, uint32_t number)
 {
-	struct ledger_cell *cell = cell_of(ledger, number);
+	struct ledger_result *result = result_of(ledger, number);
 	const struct ledger_what *what = &ledger->kept[number].what;
 
-	cell->stripe = what->stripe;
-	cell->has_data = what->has_data;
-	atomic_store_explicit(&cell->late, ledger->kept[number].late, memory_order_relaxed);
-	cell->key = what->key;
-	cell->round = what->round;
-	cell->block = what->block;
-	cell->part = what->part;
-	cell->len = what->len;
-	cell->root = what->root;
-	cell->n_gone = what->n_gone;
-	cell->offset = what->offset;
-	cell->total = what->total;
-	cell->dtype = what->dtype;
-	cell->operation = what->operation;
-	cell->reduction = what->reduction;
+	result->stripe = what->stripe;
+	result->has_data = what->has_data;
+	atomic_store_explicit(&result->late, ledger->kept[number].late, memory_order_relaxed);
+	result->key = what->key;
+	result->round = what->round;
+	result->block = what->block;
+	result->part = what->part;
+	result->len = what->len;
+	result->root = what->root;
+	result->n_gone = what->n_gone;
+	result->offset = what->offset;
+	result->total = what->total;
+	result->dtype = what->dtype;
+	result->operation = what->operation;
+	result->reduction = what->reduction;
 	FAILPOINT("ledger-cell-half");
-	atomic_store_explicit(&cell->state, LEDGER_WHOLE, memory_order_release);
+	atomic_store_explicit(&result->state, LEDGER_WHOLE, memory_order_release);
 	/* No output is touched before it. */
 	ledger_fence();
 	ledger->kept[number].whole = true;
 	FAILPOINT("ledger-cell-whole");
 }
 
-void ledger_cell_free(struct ledger *ledger, uint32_t number)
+void ledger_result_free(struct ledger *ledger, uint32_t number)
 {
 	struct ledger_kept *kept = &ledger->kept[number];
 
 	if (kept->stale)
-		map_remove(&ledger->stale_cells, &kept->entry);
-	ledger_cell_unindex(ledger, number);
+		map_remove(&ledger->stale_results, &kept->entry);
+	ledger_result_unindex(ledger, number);
 	if (kept->whole) {
-		atomic_store_explicit(&cell_of(ledger, number)->state, LEDGER_EMPTY,
+		atomic_store_explicit(&result_of(ledger, number)->state, LEDGER_EMPTY,
 				      memory_order_release);
 		/* Before its memory is another result's. */
 		ledger_fence();
@@ -546,23 +548,23 @@ void ledger_cell_free(struct ledger *ledger, uint32_t number)
 	kept->taken = kept->whole = kept->late = kept->stale = false;
 	kept->busy = kept->released = kept->pending = false;
 	if (!kept->offered && !kept->lent)
-		ledger_cell_put_back(ledger, number);
+		ledger_result_put_back(ledger, number);
 }
 
-uint32_t ledger_cell_settle(struct ledger *ledger, uint64_t key, uint64_t round)
+uint32_t ledger_result_settle(struct ledger *ledger, uint64_t key, uint64_t round)
 {
 	struct map_entry *entry;
 
-	map_for_each (entry, &ledger->stale_cells) {
+	map_for_each (entry, &ledger->stale_results) {
 		struct ledger_kept *kept = container_of(entry, struct ledger_kept, entry);
 
 		if (kept->what.key != key || kept->what.round > round)
 			continue;
-		map_remove(&ledger->stale_cells, entry);
+		map_remove(&ledger->stale_results, entry);
 		kept->stale = false;
 		return (uint32_t)(kept - ledger->kept);
 	}
-	return LEDGER_NO_CELL;
+	return LEDGER_NO_RESULT;
 }
 
 static const char *name_of(const struct ledger *ledger, uint64_t key)
@@ -572,9 +574,9 @@ static const char *name_of(const struct ledger *ledger, uint64_t key)
 	return known ? known->name : NULL;
 }
 
-void ledger_cells_drop(struct ledger *ledger)
+void ledger_results_drop(struct ledger *ledger)
 {
-	for (uint32_t i = 0; i < ledger->cells.used; i++) {
+	for (uint32_t i = 0; i < ledger->results.used; i++) {
 		const struct ledger_kept *kept = &ledger->kept[i];
 		const struct ledger_old *old;
 		const char *name;
@@ -585,36 +587,39 @@ void ledger_cells_drop(struct ledger *ledger)
 		old = name ? ledger_find_old(ledger, name, kept->what.round) : NULL;
 		/* Without a record, the round is over here. */
 		if (old && (uint32_t)old->stage == LEDGER_GATHERS)
-			ledger_cell_free(ledger, i);
+			ledger_result_free(ledger, i);
 	}
 }
 
-static bool cell_valid(const struct ledger *ledger, const struct ledger_cell *cell)
+static bool result_valid(const struct ledger *ledger, const struct ledger_result *result)
 {
-	return cell->key && cell->round && cell->len <= ledger->part_bytes &&
-	       cell->offset <= cell->total && cell->len <= cell->total - cell->offset &&
-	       cell->dtype <= DTYPE_MAX_ && cell->operation && cell->operation <= OPERATION_MAX_ &&
-	       data_reduction(cell->reduction) <= REDUCTION_MAX_ && cell->root < JOB_RANKS_MAX &&
-	       (cell->n_gone & ~LEDGER_WAITING) < ledger->size && cell->has_data <= 1 &&
-	       atomic_load_explicit(&cell->late, memory_order_relaxed) <= 1;
+	return result->key && result->round && result->len <= ledger->part_bytes &&
+	       result->offset <= result->total && result->len <= result->total - result->offset &&
+	       result->dtype <= DTYPE_MAX_ && result->operation &&
+	       result->operation <= OPERATION_MAX_ &&
+	       data_reduction(result->reduction) <= REDUCTION_MAX_ &&
+	       result->root < JOB_RANKS_MAX && (result->n_gone & ~LEDGER_WAITING) < ledger->size &&
+	       result->has_data <= 1 &&
+	       atomic_load_explicit(&result->late, memory_order_relaxed) <= 1;
 }
 
-static int read_cell(struct ledger *ledger, uint32_t number, struct failure *failure)
+static int read_result(struct ledger *ledger, uint32_t number, struct failure *failure)
 {
 	struct ledger_kept *kept = &ledger->kept[number];
-	struct ledger_cell copy;
+	struct ledger_result copy;
 	int r;
 
-	r = ledger_copy(ledger, cell_of(ledger, number), &copy, sizeof(copy), failure);
+	r = ledger_copy(ledger, result_of(ledger, number), &copy, sizeof(copy), failure);
 	if (r)
 		return r;
 	if (atomic_load_explicit(&copy.state, memory_order_relaxed) == LEDGER_EMPTY) {
-		ledger->cells.free[ledger->cells.n_free++] = number;
+		ledger->results.free[ledger->results.n_free++] = number;
 		return 0;
 	}
-	if (!cell_valid(ledger, &copy) ||
-	    ledger_cell_find(ledger, copy.key, copy.round, copy.block, copy.part) != LEDGER_NO_CELL)
-		return failure_set(failure, -EPROTO, "the ledger is damaged: cell %u", number);
+	if (!result_valid(ledger, &copy) ||
+	    ledger_result_find(ledger, copy.key, copy.round, copy.block, copy.part) !=
+		    LEDGER_NO_RESULT)
+		return failure_set(failure, -EPROTO, "the ledger is damaged: result %u", number);
 	kept->what = (struct ledger_what){
 		.key = copy.key,
 		.round = copy.round,
@@ -631,39 +636,39 @@ static int read_cell(struct ledger *ledger, uint32_t number, struct failure *fai
 		.reduction = copy.reduction,
 		.has_data = copy.has_data,
 	};
-	if (map_add(&ledger->stale_cells, hash_of(copy.key, copy.round, copy.block, copy.part),
+	if (map_add(&ledger->stale_results, hash_of(copy.key, copy.round, copy.block, copy.part),
 		    &kept->entry))
 		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
 	kept->taken = kept->whole = kept->stale = true;
 	kept->late = atomic_load_explicit(&copy.late, memory_order_relaxed);
 	if ((kept->late || kept->what.operation == OPERATION_ACCUMULATE) &&
-	    ledger_cell_index(ledger, number))
+	    ledger_result_index(ledger, number))
 		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
 	return 0;
 }
 
-int ledger_cells_open(struct ledger *ledger, uint32_t max_tensors, struct failure *failure)
+int ledger_results_open(struct ledger *ledger, uint32_t max_tensors, struct failure *failure)
 {
 	uint32_t n;
 	int r;
 
-	if (!ledger->n_cells)
+	if (!ledger->n_results)
 		return 0;
-	if (ledger_cells_init(ledger))
+	if (ledger_results_init(ledger))
 		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
-	n = atomic_load_explicit(&ledger_header(ledger)->cells_used, memory_order_acquire);
-	if (n > ledger->n_cells)
-		return failure_set(failure, -EPROTO, "the ledger is damaged: %u of %u cells", n,
-				   ledger->n_cells);
-	ledger->cells.used = n;
+	n = atomic_load_explicit(&ledger_header(ledger)->results_used, memory_order_acquire);
+	if (n > ledger->n_results)
+		return failure_set(failure, -EPROTO, "the ledger is damaged: %u of %u results", n,
+				   ledger->n_results);
+	ledger->results.used = n;
 	for (uint32_t i = n; i--;) {
-		r = read_cell(ledger, i, failure);
+		r = read_result(ledger, i, failure);
 		if (r)
 			return r;
 	}
-	/* Ranks are charged for those that hold something. The rest may have memory of before. */
-	ledger->cells.n_peak = n - ledger->cells.n_free;
-	ledger->cells.n_allowed = MAX(ledger->cells.n_allowed, ledger->cells.n_peak);
-	ledger_cells_return(ledger);
+	/* Ranks are charged for results that are retained. Other memory may be there from before. */
+	ledger->results.n_peak = n - ledger->results.n_free;
+	ledger->results.n_allowed = MAX(ledger->results.n_allowed, ledger->results.n_peak);
+	ledger_results_return(ledger);
 	return read_tensors(ledger, max_tensors, failure);
 }

@@ -114,7 +114,7 @@ def test_a_further_device_is_no_news():
 
 @gate_tier
 def test_results_that_are_kept_go_by_the_host():
-    """With resume: pushed directly, and back by way of the cell."""
+    """With resume: pushed directly, and back by way of the ledger."""
     with DirectCluster() as cluster:
         ranks, data = job(cluster, (1, 1))
         for r in range(4):

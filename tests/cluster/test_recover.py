@@ -291,7 +291,7 @@ def held_by(cluster, node=0):
 
 @full_tier('memory that is held at one moment')
 def test_results_have_the_room_that_they_need():
-    """Parts are so large that a ledger begins with few cells. More are charged when they are needed, and again by the next daemon."""
+    """Parts are so large that a ledger begins with memory for few results. More is charged when needed, and again by the next daemon."""
     if TSAN:
         raise Skip('bpsctl is asked')
     large = {'part_bytes': 32 << 20}

@@ -1,7 +1,7 @@
 /*
  * What a job through servers keeps, as a trainer may give it back: the daemon must refuse it with words, or go on with it
  * inside its own memory. The input lies over a ledger that was just made: counts in the header, two tensors (their names'
- * starts), three cells. Then it is used as the agent does: results are found, settled, freed and kept anew.
+ * starts), three results. Then it is used as the agent does: results are found, settled, freed and kept anew.
  */
 #include "base/log.h"
 #include "fuzz.h"
@@ -12,7 +12,7 @@
 #define SIZE	   3u
 #define PART_BYTES 65536u
 #define N_TENSORS  2u
-#define N_CELLS	   3u
+#define N_RESULTS  3u
 #define TENSOR_LEN (offsetof(struct ledger_tensor, name) + 8) /* the rest of the name is 0 */
 
 static void lay(char *at, size_t len, const uint8_t **data, size_t *size)
@@ -27,15 +27,15 @@ static void lay(char *at, size_t len, const uint8_t **data, size_t *size)
 static void lay_over(char *memory, const uint8_t *data, size_t size)
 {
 	const struct ledger_header *header = (const struct ledger_header *)memory;
-	char *cells = memory + ledger_cell_offset(header->n_journals, N_TENSORS);
+	char *results = memory + ledger_result_offset(header->n_journals, N_TENSORS);
 	char *tensors = memory + ledger_tensor_offset(header->n_journals);
 
-	lay(memory + offsetof(struct ledger_header, n_cells),
-	    sizeof(*header) - offsetof(struct ledger_header, n_cells), &data, &size);
+	lay(memory + offsetof(struct ledger_header, n_results),
+	    sizeof(*header) - offsetof(struct ledger_header, n_results), &data, &size);
 	for (size_t i = 0; i < N_TENSORS; i++)
 		lay(tensors + i * sizeof(struct ledger_tensor), TENSOR_LEN, &data, &size);
-	for (size_t i = 0; i < N_CELLS; i++)
-		lay(cells + i * sizeof(struct ledger_cell), sizeof(struct ledger_cell), &data,
+	for (size_t i = 0; i < N_RESULTS; i++)
+		lay(results + i * sizeof(struct ledger_result), sizeof(struct ledger_result), &data,
 		    &size);
 }
 
@@ -55,12 +55,12 @@ static void use_tensors(struct ledger *ledger)
 		   ledger_tensor_find(ledger, "another"));
 }
 
-static void use_cells(struct ledger *ledger)
+static void use_results(struct ledger *ledger)
 {
-	uint32_t n = ledger_cells_used(ledger), cell;
+	uint32_t n = ledger_results_used(ledger), result;
 
 	for (uint32_t i = 0; i < n; i++) {
-		const struct ledger_kept *kept = ledger_cell_kept(ledger, i);
+		const struct ledger_kept *kept = ledger_result_kept(ledger, i);
 		const struct ledger_what *what = &kept->what;
 
 		FUZZ_CHECK(kept->taken == kept->stale && kept->taken == kept->whole);
@@ -68,26 +68,26 @@ static void use_cells(struct ledger *ledger)
 			continue;
 		FUZZ_CHECK(what->len <= PART_BYTES && what->offset <= what->total &&
 			   what->len <= what->total - what->offset);
-		FUZZ_CHECK(ledger_cell_find(ledger, what->key, what->round, what->block,
-					    what->part) == i);
+		FUZZ_CHECK(ledger_result_find(ledger, what->key, what->round, what->block,
+					      what->part) == i);
 	}
 	/* Not more than there is: another process would have taken it over as it is. */
-	for (uint32_t i = 0; i < MIN(n, 4 * N_CELLS); i++) {
-		struct ledger_kept *kept = ledger_cell_kept(ledger, i);
+	for (uint32_t i = 0; i < MIN(n, 4 * N_RESULTS); i++) {
+		struct ledger_kept *kept = ledger_result_kept(ledger, i);
 
 		if (!kept->taken)
 			continue;
-		cell = ledger_cell_settle(ledger, kept->what.key, kept->what.round);
-		FUZZ_CHECK(cell < n && !ledger_cell_kept(ledger, cell)->stale);
-		((char *)ledger_cell_data(ledger, cell, PART_BYTES))[PART_BYTES - 1] = 1;
-		ledger_cell_free(ledger, cell);
+		result = ledger_result_settle(ledger, kept->what.key, kept->what.round);
+		FUZZ_CHECK(result < n && !ledger_result_kept(ledger, result)->stale);
+		((char *)ledger_result_data(ledger, result, PART_BYTES))[PART_BYTES - 1] = 1;
+		ledger_result_free(ledger, result);
 	}
-	cell = ledger_cell_take(ledger, true);
-	if (cell == LEDGER_NO_CELL)
+	result = ledger_result_take(ledger, true);
+	if (result == LEDGER_NO_RESULT)
 		return;
-	ledger_cell_kept(ledger, cell)->what.key = 1;
-	ledger_cell_whole(ledger, cell);
-	ledger_cell_free(ledger, cell);
+	ledger_result_kept(ledger, result)->what.key = 1;
+	ledger_result_whole(ledger, result);
+	ledger_result_free(ledger, result);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -114,7 +114,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	} else if (ledger_is_far(ledger)) {
 		FUZZ_CHECK(!ledger_read_record(ledger, &record, &len) && len <= LEDGER_JOB_MAX);
 		use_tensors(ledger);
-		use_cells(ledger);
+		use_results(ledger);
 	}
 	(void)munmap(memory, header.len);
 	return 0;

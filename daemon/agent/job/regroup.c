@@ -351,7 +351,7 @@ static void take(struct agent_job *job, struct agent_member *member, uint32_t ra
 		.cannot_resume = cannot_resume,
 	};
 
-	/* The next ledger has its first cells alone, whatever the one before had come to. */
+	/* The next ledger has memory for its first results alone, whatever the one before had come to. */
 	(void)member->charge_more(member, 0);
 	agent_job_add(job, member, &join, job->request_timeout_ns);
 }

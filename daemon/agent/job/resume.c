@@ -26,7 +26,7 @@ uint64_t agent_ledger_bytes(const struct agent *agent, bool through_servers, uin
 	if (!agent->params.resume)
 		return 0;
 	bytes = ledger_far_bytes(n_threads(agent), agent->params.max_tensors);
-	*ret_most = bytes + LEDGER_CELL_BYTES;
+	*ret_most = bytes + LEDGER_RESULTS_BYTES;
 	return bytes;
 }
 
@@ -86,7 +86,7 @@ int agent_resume_prepare_far(struct agent_job *job, const void *record, size_t l
 		.record = record,
 		.record_len = len,
 		.n_tensors = job->agent->params.max_tensors,
-		.cell_bytes = agent_quota_cell_bytes(job),
+		.result_bytes = agent_quota_result_bytes(job),
 	};
 	int r;
 

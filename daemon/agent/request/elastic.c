@@ -7,7 +7,7 @@
  *
  * Over nodes, who is out stands in placement.moves behind the servers (move.c): whoever knows as much has the same data_epoch, and a
  * result is made by nodes of one data_epoch only, so of one set of ranks. When a rank is out every node attaches again, and
- * pushes again what is not committed: a reduction is committed on a node once all its results are in cells there, and only
+ * pushes again what is not committed: a reduction is committed on a node once all its results are retained there, and only
  * then is an output touched. Who has committed a round offers its results to the others and does not push it, so the round
  * ends with that set on all nodes; if nobody has, all of them do it again without the rank. Nothing has to be decided by one.
  *
@@ -52,7 +52,7 @@ void agent_elastic_recall(struct agent_job *job)
 {
 	if (!job->shape.elastic || !job->resumption.resumed)
 		return;
-	ledger_cells_drop(job->resumption.ledger);
+	ledger_results_drop(job->resumption.ledger);
 	job->membership.first = job->membership.number = ledger_membership(job->resumption.ledger);
 	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
 		uint32_t local = job->layout.local_of_rank[rank];

@@ -1,7 +1,7 @@
 /*
- * Cells that are lent: where the server that sums a part is in this process, it makes the result in the cell where it is kept.
- * So it is not copied there, and it is kept before any node is answered: bps-recovery(7), THROUGH SERVERS. A cell that was
- * freed meanwhile is nobody else's before the server has let go of it.
+ * Memory of results that is lent: a server in this process makes the result of a part where the agent retains it. So the
+ * result is not copied there, and is kept before any node is answered: bps-recovery(7), THROUGH SERVERS. Memory that was freed
+ * meanwhile is nobody else's before the server has let go of it.
  */
 #include "agent/round/part.h"
 #include "base/memory/block.h"
@@ -11,20 +11,20 @@ struct in_place_result {
 	struct mail mail;
 	struct list link; /* the job's lent or spare_in_place */
 	struct agent_job *job;
-	uint32_t cell;
+	uint32_t retained;
 };
 
 static void on_back(struct mail *mail)
 {
 	struct in_place_result *lent = container_of(mail, struct in_place_result, mail);
 	struct agent_job *job = lent->job;
-	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, lent->cell);
+	struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, lent->retained);
 
 	list_remove(&lent->link);
 	list_push_front(&job->retention.spare_in_place, &lent->link);
 	kept->lent = false;
 	if (!job->resumption.suspended && !kept->taken && !kept->offered)
-		agent_keep_free(job, lent->cell);
+		agent_keep_free(job, lent->retained);
 	agent_job_release(job);
 }
 
@@ -84,27 +84,28 @@ struct block *agent_in_place(struct call *call, uint32_t len)
 	struct agent_job *job = part->job;
 	struct ledger_kept *kept;
 	struct in_place_result *lent;
-	uint32_t cell;
+	uint32_t retained;
 
 	/* Little is copied faster than lent. */
 	if (len <= LEDGER_SMALL_BYTES || len != part->extent.len || len > call->room_len ||
-	    part->cell != LEDGER_NO_CELL || part->round->gate.on || !counts(part))
+	    part->retained != LEDGER_NO_RESULT || part->round->gate.on || !counts(part))
 		return NULL;
-	cell = ledger_cell_take(job->resumption.ledger, true);
-	if (cell == LEDGER_NO_CELL)
+	retained = ledger_result_take(job->resumption.ledger, true);
+	if (retained == LEDGER_NO_RESULT)
 		return NULL;
 	lent = in_place_new(job);
 	if (!lent) {
-		ledger_cell_free(job->resumption.ledger, cell);
+		ledger_result_free(job->resumption.ledger, retained);
 		return NULL;
 	}
 	list_push_back(&job->retention.in_place, &lent->link);
 	agent_job_hold(job);
-	lent->cell = part->cell = cell;
-	agent_part_name_cell(part);
-	kept = ledger_cell_kept(job->resumption.ledger, cell);
+	lent->retained = part->retained = retained;
+	agent_part_name_retained(part);
+	kept = ledger_result_kept(job->resumption.ledger, retained);
 	kept->taken = kept->busy = kept->lent = true;
-	block_lend(&lent->block, ledger_cell_data(job->resumption.ledger, cell, len), len, on_gone);
+	block_lend(&lent->block, ledger_result_data(job->resumption.ledger, retained, len), len,
+		   on_gone);
 	return &lent->block;
 }
 
@@ -112,8 +113,8 @@ bool agent_in_place_filled(struct call *call)
 {
 	struct agent_part *part = container_of(call, struct agent_part, call);
 
-	if (!counts(part) || part->cell == LEDGER_NO_CELL)
+	if (!counts(part) || part->retained == LEDGER_NO_RESULT)
 		return false;
-	ledger_cell_whole(part->job->resumption.ledger, part->cell);
+	ledger_result_whole(part->job->resumption.ledger, part->retained);
 	return true;
 }

@@ -55,7 +55,7 @@ static int part_new(struct agent_round *round, const struct extent *extent,
 	part->remote = part->stored = part->posted = part->again = false;
 	part->out_of_range = false;
 	part->n_copied = 0;
-	part->cell = LEDGER_NO_CELL;
+	part->retained = LEDGER_NO_RESULT;
 	part->is_straight = false;
 	part->number = 0;
 	part->unsent = 0;
@@ -82,62 +82,64 @@ static void tell_stored(struct agent_part *part)
 	struct agent_job *job = job_of(part);
 	unsigned operation = part->extent.source != RANK_ALL || part->extent.target != RANK_ALL;
 
-	if (part->cell != LEDGER_NO_CELL) {
-		struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, part->cell);
+	if (part->retained != LEDGER_NO_RESULT) {
+		struct ledger_kept *kept =
+			ledger_result_kept(job->resumption.ledger, part->retained);
 
 		kept->busy = false;
-		agent_contributors_stored(job, part->cell);
+		agent_contributors_stored(job, part->retained);
 		/* One of the daemon before was offered when we attached. */
 		if (kept->stale)
 			return;
 	}
 	if (part->number && part->attachment == server->attachment)
-		agent_keep_stored(server, part->number, part->cell, part->extent.len, operation);
-	else if (part->cell != LEDGER_NO_CELL)
-		agent_keep_offer(job, part->cell);
-	if (part->cell != LEDGER_NO_CELL)
-		agent_contributors_resolve(job, part->cell);
+		agent_keep_stored(server, part->number, part->retained, part->extent.len,
+				  operation);
+	else if (part->retained != LEDGER_NO_RESULT)
+		agent_keep_offer(job, part->retained);
+	if (part->retained != LEDGER_NO_RESULT)
+		agent_contributors_resolve(job, part->retained);
 }
 
 /*
- * Whether the cell of a part whose round fails goes when all nodes have the result, as any. One that was lent does, whether we have
- * heard of the result or not: others may have been told that it is kept.
+ * Whether the retained result of a part whose round fails goes when all nodes have it, as any. One whose memory was lent does,
+ * whether this agent has heard of it or not: others may have been told that it is kept.
  */
 static bool outlives_round(const struct agent_part *part, bool is_numbered)
 {
 	const struct ledger_kept *kept =
-		ledger_cell_kept(job_of(part)->resumption.ledger, part->cell);
+		ledger_result_kept(job_of(part)->resumption.ledger, part->retained);
 
 	return kept->whole &&
 	       (is_numbered || kept->stale ||
 		!(part->round->gate.on || stragglers_any(&job_of(part)->shape.stragglers)));
 }
 
-/* Of a cell and a number: also of a part whose round has failed the server is to hear, or it waits for that number. */
+/* Lets go of result and number. Also where the round has failed the server is to hear of the number, or it waits for that. */
 static void let_go(struct agent_part *part)
 {
 	struct agent_server *server = agent_part_server(part);
 	struct ledger *ledger = job_of(part)->resumption.ledger;
 	bool is_numbered = part->number && part->attachment == server->attachment;
-	uint32_t cell = LEDGER_NO_CELL;
+	uint32_t retained = LEDGER_NO_RESULT;
 
-	if (part->stored && (part->cell != LEDGER_NO_CELL || part->is_straight)) {
+	if (part->stored && (part->retained != LEDGER_NO_RESULT || part->is_straight)) {
 		tell_stored(part);
 		return;
 	}
-	if (part->cell != LEDGER_NO_CELL && outlives_round(part, is_numbered)) {
-		struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
+	if (part->retained != LEDGER_NO_RESULT && outlives_round(part, is_numbered)) {
+		struct ledger_kept *kept = ledger_result_kept(ledger, part->retained);
 
 		kept->busy = false;
 		if (is_numbered)
-			cell = part->cell;
+			retained = part->retained;
 		else if (!kept->stale)
-			agent_keep_offer(job_of(part), part->cell);
-	} else if (part->cell != LEDGER_NO_CELL) {
-		agent_keep_free(job_of(part), part->cell);
+			agent_keep_offer(job_of(part), part->retained);
+	} else if (part->retained != LEDGER_NO_RESULT) {
+		agent_keep_free(job_of(part), part->retained);
 	}
 	if (is_numbered)
-		agent_keep_stored(server, part->number, cell, 0, false);
+		agent_keep_stored(server, part->number, retained, 0, false);
 }
 
 void agent_part_end(struct agent_part *part)
@@ -287,15 +289,15 @@ void agent_part_drop_queued(struct agent_round *round)
 	struct agent_part *part, *next;
 	bool feeding = job->retention.feeding;
 
-	/* Cells go to others when all are through: they may be for parts of this round. */
+	/* Memory goes to others when all parts are through: those that wait for it may be of this round. */
 	job->retention.feeding = true;
 	list_for_each_safe (part, next, &round->parts, link) {
 		if (part->state == PART_HELD) {
 			round->n_held--;
-			ledger_cell_free(job->resumption.ledger, part->cell);
-			part->cell = LEDGER_NO_CELL;
+			ledger_result_free(job->resumption.ledger, part->retained);
+			part->retained = LEDGER_NO_RESULT;
 		} else if ((part->state == PART_QUEUED || part->state == PART_CALL) &&
-			   list_linked(&part->wait)) { /* for its server, or for a cell */
+			   list_linked(&part->wait)) { /* for its server, or for memory */
 			list_remove(&part->wait);
 		} else if (part->state == PART_QUEUED) {
 			agent_send_queue_remove(part->send_queue, part);

@@ -16,7 +16,7 @@ enum agent_part_state {
 	PART_QUEUED,
 	PART_GATHER,
 	PART_CALL,
-	PART_HELD, /* of a round that is gated: its result is in its cell, and in no output; */
+	PART_HELD, /* of a round that is gated: its result is retained, and in no output; */
 	PART_SCATTER,
 	PART_SCATTERED, /* and in all, and others are not */
 };
@@ -56,11 +56,11 @@ struct agent_part {
 	uint64_t
 		attachment; /* since which the result has its number; 0: the part was not sent yet */
 	uint32_t number;
-	uint32_t cell; /* for the result, or LEDGER_NO_CELL */
+	uint32_t retained; /* its result in the ledger, or LEDGER_NO_RESULT */
 
 	struct ledger_part ledger; /* of a round that is recorded */
 	uint64_t n_copied;	   /* bytes */
-	bool stored;		   /* the result is in its cell, in the outputs, and marked */
+	bool stored;		   /* the result is retained, in the outputs, and marked */
 	bool posted;		   /* is in the pool */
 	bool out_of_range;	   /* the gathered sum is not a number of its type */
 	uint32_t n_inputs, n_outputs;
@@ -161,11 +161,11 @@ bool agent_part_start_stale(struct agent_part *part);
 void agent_part_scatter(struct agent_part *part);
 /* It is held, and counts no more, as the server that it has its result from was lost: waits for one. */
 void agent_part_unhold(struct agent_part *part);
-/* There may be a cell for its result. Returns false when there is none, else the part may have ended. */
+/* There may be memory for its result. Returns false when there is none, else the part may have ended. */
 bool agent_part_feed(struct agent_part *part);
 
-/* What its cell holds, or is to hold. */
-void agent_part_name_cell(struct agent_part *part);
+/* Says in the ledger what its retained result is, or is to be. */
+void agent_part_name_retained(struct agent_part *part);
 
 /* in_place.c: call.lend and call.filled of a part whose result is kept, see transport.h. */
 struct block *agent_in_place(struct call *call, uint32_t len);

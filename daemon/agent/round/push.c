@@ -1,6 +1,6 @@
 /*
- * A part's way to its server and back: gathered, pushed, answered, kept in a cell where the job outlives its daemons, and
- * scattered into the outputs. part.c chooses the server, send_queue.c begins the part at its turn, keep.c feeds it a cell and
+ * A part's way to its server and back: gathered, pushed, answered, retained where the job outlives its daemons, and
+ * scattered into the outputs. part.c chooses the server, send_queue.c begins the part at its turn, keep.c feeds it memory and
  * holds it no more when its server was lost, and round.c scatters what was held.
  */
 #include "agent/round/device.h"
@@ -65,7 +65,7 @@ static uint32_t answer_len(const struct agent_part *part)
 
 /* -- Into the outputs ---------------------------------------------------------------------------------------------- */
 
-/* Its cell is the only place where the others of the round may find it, until all are in the outputs here. */
+/* The others of the round may find the result only where it is retained, until all are in the outputs here. */
 static void scattered(struct agent_part *part)
 {
 	struct agent_round *round = part->round;
@@ -102,12 +102,12 @@ static void scatter(struct agent_part *part)
 {
 	part->copies = true;
 	part->n_inputs = part->n_outputs = 0;
-	if (part->cell != LEDGER_NO_CELL &&
-	    ledger_cell_kept(job_of(part)->resumption.ledger, part->cell)->late)
+	if (part->retained != LEDGER_NO_RESULT &&
+	    ledger_result_kept(job_of(part)->resumption.ledger, part->retained)->late)
 		part->late = agent_part_input(part, 0);
-	if (part->extent.len && is_for_here(part) && part->cell != LEDGER_NO_CELL)
-		part->inputs[part->n_inputs++] = ledger_cell_data(job_of(part)->resumption.ledger,
-								  part->cell, part->extent.len);
+	if (part->extent.len && is_for_here(part) && part->retained != LEDGER_NO_RESULT)
+		part->inputs[part->n_inputs++] = ledger_result_data(
+			job_of(part)->resumption.ledger, part->retained, part->extent.len);
 	else if (part->extent.len && is_for_here(part))
 		part->inputs[part->n_inputs++] = part->block ? part->block->data : part->room;
 	else
@@ -122,13 +122,13 @@ static void scatter(struct agent_part *part)
 static void hold(struct agent_part *part)
 {
 	struct ledger *ledger = job_of(part)->resumption.ledger;
-	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
+	const struct ledger_kept *kept = ledger_result_kept(ledger, part->retained);
 
 	if (part->block && kept->what.has_data)
-		agent_part_copy(part, ledger_cell_data(ledger, part->cell, kept->what.len),
+		agent_part_copy(part, ledger_result_data(ledger, part->retained, kept->what.len),
 				part->block->data, kept->what.len);
 	part->block = block_unref(part->block);
-	ledger_cell_whole(ledger, part->cell);
+	ledger_result_whole(ledger, part->retained);
 	part->state = PART_HELD;
 	FAILPOINT("part-held");
 	agent_round_held(part->round);
@@ -137,8 +137,8 @@ static void hold(struct agent_part *part)
 void agent_part_unhold(struct agent_part *part)
 {
 	part->round->n_held--;
-	ledger_cell_free(job_of(part)->resumption.ledger, part->cell);
-	part->cell = LEDGER_NO_CELL;
+	ledger_result_free(job_of(part)->resumption.ledger, part->retained);
+	part->retained = LEDGER_NO_RESULT;
 	part->number = 0;
 	agent_keep_park(part);
 }
@@ -169,22 +169,22 @@ bool agent_part_start_stale(struct agent_part *part)
 {
 	struct agent_round *round = part->round;
 	struct ledger *ledger = job_of(part)->resumption.ledger;
-	uint32_t cell = agent_part_is_rows(part)
-				? LEDGER_NO_CELL
-				: ledger_cell_find(ledger, round->tensor->key, round->number,
-						   part->extent.block, part->extent.part);
+	uint32_t retained = agent_part_is_rows(part)
+				    ? LEDGER_NO_RESULT
+				    : ledger_result_find(ledger, round->tensor->key, round->number,
+							 part->extent.block, part->extent.part);
 	struct ledger_kept *kept;
 
-	if (cell == LEDGER_NO_CELL)
+	if (retained == LEDGER_NO_RESULT)
 		return false;
-	kept = ledger_cell_kept(ledger, cell);
+	kept = ledger_result_kept(ledger, retained);
 	/* One that does not fit is the trainers' doing, and their own result's. */
 	if (kept->what.len != part->extent.len || kept->what.has_data != !!answer_len(part))
 		return false;
-	part->cell = cell;
+	part->retained = retained;
 	kept->busy = true;
 	(void)count(part, job_of(part)->shape.size, &kept->what,
-		    ledger_cell_data(ledger, cell, kept->what.len));
+		    ledger_result_data(ledger, retained, kept->what.len));
 	round->n_gone = MAX(round->n_gone, kept->what.n_gone);
 	if (round->gate.on) {
 		part->state = PART_HELD;
@@ -203,7 +203,7 @@ static void on_sent(struct call *call)
 	struct agent_part *part = container_of(call, struct agent_part, call);
 
 	agent_part_left(part);
-	/* Its result comes to a cell. */
+	/* Its result comes to memory of the ledger. */
 	if (agent_part_is_direct(part) && job_of(part)->retention.keeps)
 		agent_device_give(part);
 	/* Without one, its server was lost meanwhile. */
@@ -262,11 +262,12 @@ static uint32_t n_gone_of(const struct agent_part *part)
 										 : 0);
 }
 
-void agent_part_name_cell(struct agent_part *part)
+void agent_part_name_retained(struct agent_part *part)
 {
 	const struct agent_round *round = part->round;
+	struct ledger *ledger = job_of(part)->resumption.ledger;
 
-	ledger_cell_kept(job_of(part)->resumption.ledger, part->cell)->what = (struct ledger_what){
+	ledger_result_kept(ledger, part->retained)->what = (struct ledger_what){
 		.key = round->tensor->key,
 		.round = round->number,
 		.offset = part->extent.offset,
@@ -284,21 +285,22 @@ void agent_part_name_cell(struct agent_part *part)
 	};
 }
 
-/* A result has come, and there is a cell for it. */
+/* A result has come, and there is memory for it. */
 static void keep(struct agent_part *part)
 {
 	struct agent_round *round = part->round;
-	struct ledger_kept *kept = ledger_cell_kept(job_of(part)->resumption.ledger, part->cell);
+	struct ledger_kept *kept =
+		ledger_result_kept(job_of(part)->resumption.ledger, part->retained);
 
 	if (job_of(part)->shape.elastic)
 		round->n_gone = MAX(round->n_gone, n_gone_of(part));
 
-	agent_part_name_cell(part);
+	agent_part_name_retained(part);
 	kept->taken = kept->busy = true;
 	kept->late = !count(part, part->call.answer.n_contributions, &kept->what,
 			    part->block ? part->block->data
-					: ledger_cell_data(job_of(part)->resumption.ledger,
-							   part->cell, kept->what.len));
+					: ledger_result_data(job_of(part)->resumption.ledger,
+							     part->retained, kept->what.len));
 	if (round->gate.on) {
 		hold(part);
 		return;
@@ -312,28 +314,28 @@ bool agent_part_feed(struct agent_part *part)
 	struct agent_job *job = job_of(part);
 	int r = 0;
 
-	/* It waited for a cell, and its server was lost meanwhile: it needs none. */
+	/* The part waited for memory, and its server was lost meanwhile: it needs none. */
 	if (!part->round->failure.status &&
 	    (part->round->gate.on || stragglers_any(&job->shape.stragglers)) &&
 	    part->attachment != agent_part_server(part)->attachment) {
 		push_again(part);
 		return true;
 	}
-	if (part->cell == LEDGER_NO_CELL && !part->round->failure.status) {
+	if (part->retained == LEDGER_NO_RESULT && !part->round->failure.status) {
 		r = agent_quota_look(job);
-		part->cell = ledger_cell_take(job->resumption.ledger, false);
+		part->retained = ledger_result_take(job->resumption.ledger, false);
 	}
 	if (part->round->failure.status) {
 		agent_part_end(part);
-	} else if (part->cell == LEDGER_NO_CELL && r) {
+	} else if (part->retained == LEDGER_NO_RESULT && r) {
 		agent_part_fail(part, r,
 				"a trainer's session_quota has no room for its result in the "
 				"ledger of the job: make it larger, or turn resume off");
-	} else if (part->cell == LEDGER_NO_CELL && agent_contributors_is_full(job)) {
+	} else if (part->retained == LEDGER_NO_RESULT && agent_contributors_is_full(job)) {
 		agent_part_fail(part, -ENOSPC,
 				"what accumulates has more parts than the ledger of its job has "
-				"cells: use larger parts, or turn resume off");
-	} else if (part->cell == LEDGER_NO_CELL) {
+				"room for: use larger parts, or turn resume off");
+	} else if (part->retained == LEDGER_NO_RESULT) {
 		return false;
 	} else {
 		keep(part);
@@ -347,13 +349,13 @@ static void on_kept_answer(struct agent_part *part)
 	const struct call *call = &part->call;
 
 	part->number = call->answer.number;
-	if (!part->number || (call->answer.len && part->cell == LEDGER_NO_CELL &&
+	if (!part->number || (call->answer.len && part->retained == LEDGER_NO_RESULT &&
 			      !part->is_straight && !call->answer_block)) {
 		answer_wild(part);
 		return;
 	}
-	/* What came as a block and has a cell is there: in_place.c. */
-	part->block = call->answer_block && call->answer.len && part->cell == LEDGER_NO_CELL
+	/* What came as a block and is retained is there: in_place.c. */
+	part->block = call->answer_block && call->answer.len && part->retained == LEDGER_NO_RESULT
 			      ? block_ref(call->answer_block)
 			      : NULL;
 	agent_keep_released(server, call->answer.released);
@@ -366,7 +368,7 @@ static void on_kept_answer(struct agent_part *part)
 		list_push_back(&job_of(part)->retention.starved, &part->wait);
 }
 
-/* With what is whole in its cell. */
+/* Goes on with the result that is retained. */
 static void go_on(struct agent_part *part)
 {
 	part->number = 0;
@@ -383,20 +385,21 @@ static void push_again(struct agent_part *part)
 	struct agent_job *job = job_of(part);
 	struct agent_server *server;
 	size_t before = part->server;
-	uint32_t cell = part->cell;
+	uint32_t retained = part->retained;
 	bool again = part->again;
 
 	/* It is kept, and others may have it already: what they go on with is this, whoever their server is. */
-	if (cell != LEDGER_NO_CELL && ledger_cell_kept(job->resumption.ledger, cell)->whole) {
+	if (retained != LEDGER_NO_RESULT &&
+	    ledger_result_kept(job->resumption.ledger, retained)->whole) {
 		if (part->round->failure.status)
 			agent_part_end(part);
 		else
 			go_on(part);
 		return;
 	}
-	part->cell = LEDGER_NO_CELL;
-	if (cell != LEDGER_NO_CELL)
-		agent_keep_free(job, cell);
+	part->retained = LEDGER_NO_RESULT;
+	if (retained != LEDGER_NO_RESULT)
+		agent_keep_free(job, retained);
 	part->block = block_unref(part->block);
 	agent_device_give(part);
 	if (part->round->failure.status) {
@@ -536,7 +539,7 @@ static bool goes_straight(const struct agent_part *part)
 	       part->round->ledger.ledger && !part->round->gate.on;
 }
 
-/* Not before the result comes: a cell that waits for one is memory that nobody uses, and cold. On the lane's thread. */
+/* Not before the result comes: memory that waits for it is used by nobody, and cold. On the lane's thread. */
 static void *find_room(struct call *call)
 {
 	struct agent_part *part = container_of(call, struct agent_part, call);
@@ -547,11 +550,11 @@ static void *find_room(struct call *call)
 		FAILPOINT("part-straight");
 		return part->room = agent_part_first_output(part);
 	}
-	part->cell = ledger_cell_take(ledger, true);
-	if (part->cell == LEDGER_NO_CELL)
+	part->retained = ledger_result_take(ledger, true);
+	if (part->retained == LEDGER_NO_RESULT)
 		return NULL;
-	fetch_to_write(ledger_cell_kept(ledger, part->cell), sizeof(struct ledger_kept));
-	return ledger_cell_data(ledger, part->cell, part->extent.len);
+	fetch_to_write(ledger_result_kept(ledger, part->retained), sizeof(struct ledger_kept));
+	return ledger_result_data(ledger, part->retained, part->extent.len);
 }
 
 /* What on_sent() and on_answer() look at, in memory that others will have driven out of the cache by then. */

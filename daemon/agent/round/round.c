@@ -396,7 +396,7 @@ uint32_t agent_round_scale(const struct agent_round *round)
 	return scale;
 }
 
-/* Of an elastic job over nodes: whether it is done as a whole, which takes a cell for each of its parts. */
+/* Of an elastic job over nodes: whether it is done as a whole, which takes memory for all its results. */
 static bool is_gated(const struct agent_round *round)
 {
 	const struct agent_job *job = job_of(round);
@@ -418,7 +418,7 @@ static uint32_t root_of(const struct agent_round *round)
 		       : first->root;
 }
 
-static int check_cells(const struct agent_round *round, struct failure *failure)
+static int check_room(const struct agent_round *round, struct failure *failure)
 {
 	struct agent_job *job = job_of(round);
 	const struct agent_request *first = agent_round_first(round);
@@ -430,22 +430,22 @@ static int check_cells(const struct agent_round *round, struct failure *failure)
 	/* Each block has an end of its own, and be it empty. */
 	uint64_t n = bytes / job->part_bytes +
 		     (by_blocks ? job->shape.size : !!(bytes % job->part_bytes));
-	uint32_t n_cells = ledger_n_cells(job->resumption.ledger);
+	uint32_t n_results = ledger_n_results(job->resumption.ledger);
 
-	if (n <= n_cells && agent_quota_for(job, (uint32_t)n))
+	if (n <= n_results && agent_quota_for(job, (uint32_t)n))
 		return failure_set(
 			failure, -EDQUOT,
 			"it has %" PRIu64 " parts of %u bytes, which an elastic job over "
 			"several nodes holds at once, and a trainer's session_quota has no "
 			"room for them",
 			n, job->part_bytes);
-	if (n <= n_cells)
+	if (n <= n_results)
 		return 0;
 	return failure_set(failure, -EMSGSIZE,
 			   "it has %" PRIu64 " parts of %u bytes, and of one %s an elastic "
 			   "job over several nodes holds at most %u: give the job a larger "
 			   "part_size, or cut the tensor",
-			   n, job->part_bytes, operation_name(first->operation), n_cells);
+			   n, job->part_bytes, operation_name(first->operation), n_results);
 }
 
 static void round_start(struct agent_round *round)
@@ -458,7 +458,7 @@ static void round_start(struct agent_round *round)
 	round->n_in = 0;
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
 		round->n_in += round->ranks[i].in = round->ranks[i].request;
-	if ((is_gated(round) && check_cells(round, &words)) || round_record(round, &words)) {
+	if ((is_gated(round) && check_room(round, &words)) || round_record(round, &words)) {
 		agent_round_describe(round, &failure, words.status, "%s", words.text);
 		agent_round_fail(round, &failure, true);
 		return;

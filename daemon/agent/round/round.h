@@ -51,7 +51,7 @@ struct agent_round_turn {
 };
 
 /*
- * A reduction of an elastic job over nodes: its results are held in cells until all are there, so that it can be done
+ * A reduction of an elastic job over nodes: its results are retained until all are there, so that it can be done
  * again without a rank that is lost meanwhile. Then it is committed, here and so for all: elastic.c.
  */
 struct agent_round_gate {
@@ -183,7 +183,7 @@ bool agent_round_can_begin_part(const struct agent_round *round);
 void agent_round_part_done(struct agent_round *round);
 /* A part is held. */
 void agent_round_held(struct agent_round *round);
-/* Every result is in a cell, and all parts are made: goes on to the outputs. */
+/* Every result is retained, and all parts are made: goes on to the outputs. */
 void agent_round_commit(struct agent_round *round);
 /* This local rank is not in what is done again. */
 void agent_round_exclude(struct agent_job *job, uint32_t index);

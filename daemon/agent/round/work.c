@@ -130,17 +130,17 @@ static void copy_late(struct agent_part *part, void *to, uint32_t len)
 static void work_kept(struct agent_part *part)
 {
 	struct ledger *ledger = job_of(part)->resumption.ledger;
-	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
+	const struct ledger_kept *kept = ledger_result_kept(ledger, part->retained);
 
 	if (!kept->whole && part->block && kept->what.has_data)
-		agent_part_copy(part, ledger_cell_data(ledger, part->cell, kept->what.len),
+		agent_part_copy(part, ledger_result_data(ledger, part->retained, kept->what.len),
 				part->block->data,
 				agent_contributors_result_len(job_of(part), kept->what.operation,
 							      kept->what.len));
 	if (!kept->whole && kept->late)
-		copy_late(part, ledger_cell_late(ledger, part->cell), kept->what.len);
+		copy_late(part, ledger_result_late(ledger, part->retained), kept->what.len);
 	if (!kept->whole)
-		ledger_cell_whole(ledger, part->cell);
+		ledger_result_whole(ledger, part->retained);
 	for (size_t i = 0; i < part->n_outputs; i++) {
 		agent_part_copy(part, part->outputs[i], part->inputs[0], part->extent.len);
 		FAILPOINT("part-scattered");
@@ -162,7 +162,7 @@ static void part_work(struct agent_part *part, unsigned thread)
 
 	if (is_stopped(part))
 		return;
-	if (part->cell != LEDGER_NO_CELL && part->state == PART_SCATTER) {
+	if (part->retained != LEDGER_NO_RESULT && part->state == PART_SCATTER) {
 		work_kept(part);
 	} else if (part->round->ledger.ledger && !job_of(part)->distributed) {
 		work_recorded(part, thread);

@@ -398,7 +398,7 @@ static int take_record(struct agent_job *job, const Bps__Cluster__JobRecord *m)
 		r = take_joined(job, m->joined);
 	/* What the record says is not what the memory was made for. */
 	if (!r && (job->part_bytes != ledger_part_bytes(job->resumption.ledger) ||
-		   ledger_cell_bytes(job->resumption.ledger) != agent_quota_cell_bytes(job)))
+		   ledger_result_bytes(job->resumption.ledger) != agent_quota_result_bytes(job)))
 		r = error_origin(-EPROTO);
 	if (r)
 		return error_trace(r);

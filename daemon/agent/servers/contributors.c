@@ -1,7 +1,7 @@
 /*
  * A job with a quorum, or an asynchronous one, that outlives its daemons' processes (bps-recovery(7), STRAGGLERS). Servers hold
  * what nobody else has: contributions that came too late for their round, and sums that accumulate. So each result says whose
- * contributions have been in it or before (data_contributors), and stays here, in its cell, for longer than others: with what this node
+ * contributions have been in it or before (data_contributors), and is retained here for longer than others: with what this node
  * contributed to it too late, until that is in another; and, of what accumulates, the last of each part. A server that is fresh
  * is offered all of it, and told when that was all.
  */
@@ -49,17 +49,18 @@ bool agent_contributors_read(const struct agent_job *job, const struct ledger_wh
 /* What we had contributed to it is in another result, which is here. */
 static void used(struct agent_job *job, struct ledger_kept *kept)
 {
-	uint32_t cell = ledger_cell_number(job->resumption.ledger, kept);
+	uint32_t retained = ledger_result_number(job->resumption.ledger, kept);
 
-	ledger_cell_used(job->resumption.ledger, cell);
-	ledger_cell_unindex(job->resumption.ledger, cell);
+	ledger_result_used(job->resumption.ledger, retained);
+	ledger_result_unindex(job->resumption.ledger, retained);
 	if (kept->released && !kept->stale && !kept->busy)
-		agent_keep_free(job, cell);
+		agent_keep_free(job, retained);
 }
 
-void agent_contributors_stored(struct agent_job *job, uint32_t cell)
+void agent_contributors_stored(struct agent_job *job, uint32_t retained)
 {
-	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell), *other, *next;
+	struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, retained), *other,
+			   *next;
 	bool accumulates = kept->what.operation == OPERATION_ACCUMULATE;
 	const struct ledger_what *what = &kept->what;
 	const struct data_contributors *contributors;
@@ -67,29 +68,29 @@ void agent_contributors_stored(struct agent_job *job, uint32_t cell)
 	if (!has_contributors(job, what->operation, what->len))
 		return;
 	contributors = data_contributors_of(
-		ledger_cell_data(job->resumption.ledger, cell, what->len), what->len);
-	for (other = ledger_cell_next(job->resumption.ledger, what, NULL); other; other = next) {
-		next = ledger_cell_next(job->resumption.ledger, what, other);
+		ledger_result_data(job->resumption.ledger, retained, what->len), what->len);
+	for (other = ledger_result_next(job->resumption.ledger, what, NULL); other; other = next) {
+		next = ledger_result_next(job->resumption.ledger, what, other);
 		if (other == kept || other->busy)
 			continue;
 		if (accumulates && other->what.round < what->round &&
 		    other->what.operation == OPERATION_ACCUMULATE)
-			agent_keep_free(job, ledger_cell_number(job->resumption.ledger, other));
+			agent_keep_free(job, ledger_result_number(job->resumption.ledger, other));
 		else if (!accumulates && other->late &&
 			 has_round(job, contributors, other->what.round))
 			used(job, other);
 	}
 	/* Without memory it is kept to the end of the job. */
 	if (accumulates || kept->late)
-		(void)ledger_cell_index(job->resumption.ledger, cell);
-	/* Then there will be none for who waits, either. */
+		(void)ledger_result_index(job->resumption.ledger, retained);
+	/* Then there will be no memory for parts that wait, either. */
 	if (agent_contributors_is_full(job))
 		agent_keep_feed(job);
 }
 
 bool agent_contributors_is_full(const struct agent_job *job)
 {
-	return ledger_cells_full(job->resumption.ledger);
+	return ledger_results_full(job->resumption.ledger);
 }
 
 /* -- What a server is offered -------------------------------------------------------------------------------------- */
@@ -120,8 +121,8 @@ void agent_contributors_attached(struct agent_job *job, size_t number)
 	if (!stragglers_any(&job->shape.stragglers))
 		return;
 	server->n_pending = 0;
-	for (uint32_t i = 0; i < ledger_cells_used(job->resumption.ledger); i++) {
-		struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, i);
+	for (uint32_t i = 0; i < ledger_results_used(job->resumption.ledger); i++) {
+		struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, i);
 
 		if (!kept->taken || agent_keep_owner(job, kept) != server)
 			continue;
@@ -134,9 +135,9 @@ void agent_contributors_attached(struct agent_job *job, size_t number)
 	say_offered(server);
 }
 
-void agent_contributors_resolve(struct agent_job *job, uint32_t cell)
+void agent_contributors_resolve(struct agent_job *job, uint32_t retained)
 {
-	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
+	struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, retained);
 	struct agent_server *server;
 
 	if (!kept->pending)

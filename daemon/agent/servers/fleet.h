@@ -40,10 +40,10 @@ struct agent_server {
 	uint32_t released;   /* up to this number they are on every node */
 	uint64_t ack_bytes;  /* of results that it has not been told of */
 	uint64_t
-		n_offered; /* since it has attached; and cells that are still to be: contributors.c */
+		n_offered; /* since it has attached; and results that are still to be: contributors.c */
 	uint32_t n_pending;
-	uint64_t *here;	 /* window of numbers behind `acked`: bit set: kept here */
-	uint32_t *cells; /* by number modulo the window: cell + 1, or 0 */
+	uint64_t *here;	    /* window of numbers behind `acked`: bit set: kept here */
+	uint32_t *retained; /* by number modulo the window: result + 1, or 0 */
 };
 
 /* The servers of a distributed job. */

@@ -1,14 +1,14 @@
 /*
  * A job that goes through servers outlives their processes, and this one: bps-recovery(7), THROUGH SERVERS. A server that is
  * lost is connected and attached again. Meanwhile its parts wait; then those without a result are pushed once more, and results
- * that not all nodes may have are offered. What is kept for that, in cells of the ledger, is forgotten when the server says so.
+ * that not all nodes may have are offered. What the ledger retains for that is forgotten when the server says so.
  */
 #include "agent/round/rows.h"
 #include "base/failpoint.h"
 #include "base/log.h"
 
 /* Numbers of results that may be kept, or be on their way, behind the last that is acknowledged. */
-#define WINDOW LEDGER_CELLS_MAX
+#define WINDOW LEDGER_RESULTS_MAX
 /* A server hears of what is kept with the next part; without one, when it is so much. */
 #define ACK_RESULTS 32u
 #define ACK_BYTES   (2u << 20)
@@ -83,8 +83,8 @@ int agent_keep_init(struct agent_job *job, size_t number)
 	if (!job->retention.keeps)
 		return 0;
 	server->here = held_new(&job->memory.held, WINDOW / 64 * sizeof(server->here[0]));
-	server->cells = held_new(&job->memory.held, WINDOW * sizeof(server->cells[0]));
-	return server->here && server->cells ? 0 : error_origin(-errno);
+	server->retained = held_new(&job->memory.held, WINDOW * sizeof(server->retained[0]));
+	return server->here && server->retained ? 0 : error_origin(-errno);
 }
 
 void agent_keep_done(struct agent_job *job)
@@ -95,7 +95,7 @@ void agent_keep_done(struct agent_job *job)
 	for (size_t i = 0; i < job->fleet.n_servers; i++) {
 		loop_timer_cancel(&job->fleet.servers[i].timer);
 		held_free(job->fleet.servers[i].here);
-		held_free(job->fleet.servers[i].cells);
+		held_free(job->fleet.servers[i].retained);
 	}
 	held_free(job->retention.failed);
 	held_free(job->tensors.forgotten);
@@ -352,14 +352,14 @@ static void unpark(struct agent_server *server)
 }
 
 /* Of a tensor that is forgotten all nodes have all. */
-static void bring(struct agent_job *job, uint32_t cell)
+static void bring(struct agent_job *job, uint32_t retained)
 {
-	const struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
+	const struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, retained);
 
 	if (agent_names_is_forgotten(job, kept->what.key))
-		agent_keep_free(job, cell);
+		agent_keep_free(job, retained);
 	else
-		agent_keep_offer(job, cell);
+		agent_keep_offer(job, retained);
 }
 
 void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
@@ -376,7 +376,7 @@ void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
 	server->acked = server->ack_sent = server->ack_wanted = server->released = 0;
 	server->ack_bytes = server->n_offered = 0;
 	memset(server->here, 0, WINDOW / 64 * sizeof(server->here[0]));
-	memset(server->cells, 0, WINDOW * sizeof(server->cells[0]));
+	memset(server->retained, 0, WINDOW * sizeof(server->retained[0]));
 	agent_job_hold(job);
 	if (server->attachment > 1)
 		fail_again(job, number);
@@ -388,9 +388,9 @@ void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
 	if (number == job->fleet.home_number)
 		agent_elastic_regroup_again(job);
 	for (uint32_t i = 0; !stragglers_any(&job->shape.stragglers) &&
-			     i < ledger_cells_used(job->resumption.ledger);
+			     i < ledger_results_used(job->resumption.ledger);
 	     i++) {
-		const struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, i);
+		const struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, i);
 
 		/* One that is busy is a worker's to make whole; it is offered when that is done. */
 		if (kept->taken && (kept->stale || !kept->busy) && kept->whole &&
@@ -404,13 +404,13 @@ void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
 	agent_job_release(job);
 }
 
-/* -- Cells -------------------------------------------------------------------------------------------------------- */
+/* -- Retained results --------------------------------------------------------------------------------------------- */
 
 void agent_keep_feed(struct agent_job *job)
 {
 	struct agent_part *part;
 
-	/* One that ends may free cells, and fail others: for that, it is not begun once more. */
+	/* A part that ends may free memory, and fail others: for that, feeding is not begun once more. */
 	if (job->retention.feeding)
 		return;
 	job->retention.feeding = true;
@@ -424,80 +424,81 @@ void agent_keep_feed(struct agent_job *job)
 	job->retention.feeding = false;
 }
 
-void agent_keep_free(struct agent_job *job, uint32_t cell)
+void agent_keep_free(struct agent_job *job, uint32_t retained)
 {
-	agent_contributors_resolve(job, cell);
-	ledger_cell_free(job->resumption.ledger, cell);
+	agent_contributors_resolve(job, retained);
+	ledger_result_free(job->resumption.ledger, retained);
 	agent_keep_feed(job);
 }
 
 /* All nodes have it. Of what the daemon before has left, the outputs here may not. */
-static void cell_released(struct agent_job *job, uint32_t cell)
+static void result_released(struct agent_job *job, uint32_t retained)
 {
-	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
+	struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, retained);
 
 	if (kept->stale || kept->busy || kept->late)
 		kept->released = true;
 	else
-		agent_keep_free(job, cell);
+		agent_keep_free(job, retained);
 }
 
 void agent_keep_settle(struct agent_tensor *tensor, uint64_t round)
 {
 	struct agent_job *job = tensor->job;
-	uint32_t cell;
+	uint32_t retained;
 
-	while ((cell = ledger_cell_settle(job->resumption.ledger, tensor->key, round)) !=
-	       LEDGER_NO_CELL)
-		if (ledger_cell_kept(job->resumption.ledger, cell)->released &&
-		    !ledger_cell_kept(job->resumption.ledger, cell)->late)
-			agent_keep_free(job, cell);
+	while ((retained = ledger_result_settle(job->resumption.ledger, tensor->key, round)) !=
+	       LEDGER_NO_RESULT)
+		if (ledger_result_kept(job->resumption.ledger, retained)->released &&
+		    !ledger_result_kept(job->resumption.ledger, retained)->late)
+			agent_keep_free(job, retained);
 }
 
 struct offer {
 	struct call call;
 	struct agent_job *job;
-	uint32_t cell;
+	uint32_t retained;
 	bool late; /* not the result, but what comes with it */
 	struct agent_server *server;
 	uint64_t attachment;
 };
 
 /* It was under way to where it counts no more. */
-static void offer_again(struct agent_job *job, uint32_t cell)
+static void offer_again(struct agent_job *job, uint32_t retained)
 {
-	const struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
+	const struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, retained);
 
 	if (kept->whole && (kept->stale || !kept->busy))
-		agent_keep_offer(job, cell);
+		agent_keep_offer(job, retained);
 	/* One that is busy is offered when it is not. */
 	if (!kept->busy || kept->stale)
-		agent_contributors_resolve(job, cell);
+		agent_contributors_resolve(job, retained);
 }
 
 /* All nodes have it; but the last of what accumulates is kept until the next. */
-static void offer_taken(struct agent_job *job, uint32_t cell)
+static void offer_taken(struct agent_job *job, uint32_t retained)
 {
-	if (ledger_cell_kept(job->resumption.ledger, cell)->what.operation != OPERATION_ACCUMULATE)
-		cell_released(job, cell);
+	if (ledger_result_kept(job->resumption.ledger, retained)->what.operation !=
+	    OPERATION_ACCUMULATE)
+		result_released(job, retained);
 }
 
 static void on_offered(struct call *call)
 {
 	struct offer *offer = container_of(call, struct offer, call);
 	struct agent_job *job = offer->job;
-	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, offer->cell);
+	struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, offer->retained);
 
 	if (!job->resumption.suspended) {
 		kept->offered--;
 		if (!kept->taken && !kept->offered &&
 		    !kept->lent) /* freed meanwhile, and now for others */
-			agent_keep_free(job, offer->cell);
+			agent_keep_free(job, offer->retained);
 		else if (kept->taken && !kept->offered &&
 			 offer->server->attachment != offer->attachment)
-			offer_again(job, offer->cell);
+			offer_again(job, offer->retained);
 		else if (kept->taken && !call->status && !offer->late)
-			offer_taken(job, offer->cell);
+			offer_taken(job, offer->retained);
 		else if (call->status && !agent_keep_is_loss(call))
 			log_warning("job %s: a result that was kept is not taken: %s",
 				    job->owner.name, call->text);
@@ -507,9 +508,9 @@ static void on_offered(struct call *call)
 }
 
 /* late: not the result, but what this node had contributed to it and is in none. */
-static void offer(struct agent_job *job, uint32_t cell, bool late)
+static void offer(struct agent_job *job, uint32_t retained, bool late)
 {
-	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
+	struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, retained);
 	const struct ledger_what *what = &kept->what;
 	struct agent_server *server = agent_keep_owner(job, kept);
 	uint32_t len =
@@ -522,7 +523,7 @@ static void offer(struct agent_job *job, uint32_t cell, bool late)
 	kept->offered++;
 	server->n_offered++;
 	offer->job = job;
-	offer->cell = cell;
+	offer->retained = retained;
 	offer->late = late;
 	offer->server = server;
 	offer->attachment = server->attachment;
@@ -546,8 +547,8 @@ static void offer(struct agent_job *job, uint32_t cell, bool late)
 			.part_len = what->len,
 			.root = what->root,
 		},
-		.payload = late		    ? ledger_cell_late(job->resumption.ledger, cell)
-			   : what->has_data ? ledger_cell_data(job->resumption.ledger, cell, what->len)
+		.payload = late		    ? ledger_result_late(job->resumption.ledger, retained)
+			   : what->has_data ? ledger_result_data(job->resumption.ledger, retained, what->len)
 					    : NULL,
 		.done = on_offered,
 	};
@@ -559,9 +560,9 @@ static void offer(struct agent_job *job, uint32_t cell, bool late)
 	peer_call(server->send_queue->peer, &offer->call);
 }
 
-void agent_keep_offer(struct agent_job *job, uint32_t cell)
+void agent_keep_offer(struct agent_job *job, uint32_t retained)
 {
-	const struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
+	const struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, retained);
 
 	/* One that is not attached is offered all when it is. */
 	if (kept->offered || !agent_keep_owner(job, kept)->attached || job->state == JOB_OVER)
@@ -569,8 +570,8 @@ void agent_keep_offer(struct agent_job *job, uint32_t cell)
 	/* Both before an answer to the first. */
 	agent_job_hold(job);
 	if (kept->late)
-		offer(job, cell, true);
-	offer(job, cell, false);
+		offer(job, retained, true);
+	offer(job, retained, false);
 	agent_job_release(job);
 }
 
@@ -630,8 +631,8 @@ static bool take_here(struct agent_server *server, uint32_t number)
 	return here;
 }
 
-void agent_keep_stored(struct agent_server *server, uint32_t number, uint32_t cell, uint32_t len,
-		       bool soon)
+void agent_keep_stored(struct agent_server *server, uint32_t number, uint32_t retained,
+		       uint32_t len, bool soon)
 {
 	struct agent_job *job = server->job;
 	struct failure failure;
@@ -643,13 +644,13 @@ void agent_keep_stored(struct agent_server *server, uint32_t number, uint32_t ce
 		return;
 	}
 	/* What accumulates is not freed when all nodes have it. */
-	if (cell != LEDGER_NO_CELL &&
-	    ledger_cell_kept(job->resumption.ledger, cell)->what.operation ==
+	if (retained != LEDGER_NO_RESULT &&
+	    ledger_result_kept(job->resumption.ledger, retained)->what.operation ==
 		    OPERATION_ACCUMULATE) {
-		cell = LEDGER_NO_CELL;
+		retained = LEDGER_NO_RESULT;
 		len = 0;
 	}
-	server->cells[number % WINDOW] = cell + 1;
+	server->retained[number % WINDOW] = retained + 1;
 	server->ack_bytes += len;
 	set_here(server, number);
 	while (take_here(server, server->acked + 1))
@@ -675,15 +676,15 @@ void agent_keep_released(struct agent_server *server, uint32_t number)
 		number = server->acked;
 	agent_job_hold(job);
 	while (server->released != number) {
-		uint32_t *place = &server->cells[++server->released % WINDOW], cell = *place;
-		uint32_t later = server->cells[(server->released + RELEASE_AHEAD) % WINDOW];
+		uint32_t *place = &server->retained[++server->released % WINDOW], retained = *place;
+		uint32_t later = server->retained[(server->released + RELEASE_AHEAD) % WINDOW];
 
 		if (later)
-			fetch_to_write(ledger_cell_kept(job->resumption.ledger, later - 1),
+			fetch_to_write(ledger_result_kept(job->resumption.ledger, later - 1),
 				       sizeof(struct ledger_kept));
 		*place = 0;
-		if (cell)
-			cell_released(job, cell - 1);
+		if (retained)
+			result_released(job, retained - 1);
 	}
 	agent_job_release(job);
 }

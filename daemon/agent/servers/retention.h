@@ -24,15 +24,16 @@ struct agent_failed {
 
 /* Results that servers may need again, of a job that outlives its daemons' processes: keep.c. */
 struct agent_retention {
-	bool keeps;			      /* the job is such a job */
-	struct list starved;		      /* parts whose result waits for a cell */
-	bool feeding;			      /* starved parts are gone through, or not to be */
-	struct list in_place, spare_in_place; /* cells, to servers in this process: in_place.c */
-	struct loop_timer room_timer;	      /* whether cells are not needed any more: quota.c */
-	uint32_t room_target;		      /* so many cells are to stay */
-	struct agent_failed *failed;	      /* a ring of AGENT_FAILED, or NULL */
-	size_t n_failed;		      /* ever */
-	struct mail ack_mail;		      /* tells servers what is kept */
+	bool keeps;	     /* the job is such a job */
+	struct list starved; /* parts whose result waits for memory */
+	bool feeding;	     /* starved parts are gone through, or not to be */
+	struct list in_place,
+		spare_in_place;	      /* memory lent to servers in this process: in_place.c */
+	struct loop_timer room_timer; /* whether memory is not needed any more: quota.c */
+	uint32_t room_target;	      /* memory of so many results is to stay */
+	struct agent_failed *failed;  /* a ring of AGENT_FAILED, or NULL */
+	size_t n_failed;	      /* ever */
+	struct mail ack_mail;	      /* tells servers what is kept */
 	bool acking;
 };
 
@@ -52,11 +53,11 @@ void agent_keep_attached(struct agent_job *job, size_t server, bool fresh);
 bool agent_keep_is_loss(const struct call *call);
 /* A part waits until its server is attached. */
 void agent_keep_park(struct agent_part *part);
-/* A result of len bytes is kept in this cell. Or need not be: LEDGER_NO_CELL. */
-void agent_keep_stored(struct agent_server *server, uint32_t number, uint32_t cell, uint32_t len,
-		       bool soon);
+/* A result of len bytes is retained. Or need not be: LEDGER_NO_RESULT. */
+void agent_keep_stored(struct agent_server *server, uint32_t number, uint32_t retained,
+		       uint32_t len, bool soon);
 /* A result that the server does not know to be kept here. */
-void agent_keep_offer(struct agent_job *job, uint32_t cell);
+void agent_keep_offer(struct agent_job *job, uint32_t retained);
 /* A server says that these are on every node. */
 void agent_keep_released(struct agent_server *server, uint32_t number);
 /* Rounds of the tensor up to this one are over on every local rank. */
@@ -66,27 +67,27 @@ void agent_keep_settle(struct agent_tensor *tensor, uint64_t round);
  * contributors.c: of a job that does not wait for all, whose contributions are in a result; what of ours is in none is kept, and so is the
  * last of sums that accumulate.
  */
-/* Bytes of a cell of the ledger. */
-uint32_t agent_quota_cell_bytes(const struct agent_job *job);
+/* Bytes of memory for a result in the ledger. */
+uint32_t agent_quota_result_bytes(const struct agent_job *job);
 /* Bytes of a part's result as it comes, is kept and offered. */
 uint32_t agent_contributors_result_len(const struct agent_job *job, unsigned operation,
 				       uint32_t len);
 /* How many contributions are in it, if it says so, from its bytes; and whether ours is. */
 bool agent_contributors_read(const struct agent_job *job, const struct ledger_what *what,
 			     const void *result, uint32_t *ret_n, bool *ret_has_ours);
-/* A cell is whole, and in all outputs: others of the part, from before, are perhaps of no use any more. */
-void agent_contributors_stored(struct agent_job *job, uint32_t cell);
-/* A server has attached: what it is to be offered of cells that are not ready yet; and this one is offered now, or gone. */
+/* A retained result is whole, and in all outputs: others of the part, from before, are perhaps of no use any more. */
+void agent_contributors_stored(struct agent_job *job, uint32_t retained);
+/* A server has attached: what it is to be offered of results that are not ready yet; and this one is offered now, or gone. */
 void agent_contributors_attached(struct agent_job *job, size_t server);
-void agent_contributors_resolve(struct agent_job *job, uint32_t cell);
-/* A part waits for a cell: when there will never be one, its round fails. */
+void agent_contributors_resolve(struct agent_job *job, uint32_t retained);
+/* A part waits for memory: when there will never be any, its round fails. */
 bool agent_contributors_is_full(const struct agent_job *job);
-/* Whose a cell's result is now. */
+/* Whose a retained result is now. */
 struct agent_server *agent_keep_owner(const struct agent_job *job, const struct ledger_kept *kept);
-/* There may be cells for those that wait, until one gets none. */
+/* There may be memory for the parts that wait, until one gets none. */
 void agent_keep_feed(struct agent_job *job);
-/* The cell is of no use any more. */
-void agent_keep_free(struct agent_job *job, uint32_t cell);
+/* The retained result is of no use any more. */
+void agent_keep_free(struct agent_job *job, uint32_t retained);
 
 /* Its parts wait; nothing that it answers from now on counts. */
 void agent_keep_detach(struct agent_job *job, size_t server);

@@ -660,7 +660,7 @@ TEST(a_push_pull_of_too_many_parts_is_refused)
 {
 	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
 		.n_nodes = 2, .n_local = 1, .resume = true, .min_ranks = 1 });
-	uint64_t n = (uint64_t)(LEDGER_CELLS_MAX + 1) * 1024;
+	uint64_t n = (uint64_t)(LEDGER_RESULTS_MAX + 1) * 1024;
 	/* Nobody touches it. */
 	_cleanup_(freep) float *memory = malloc(n * sizeof(float));
 	struct declared *large, *small;

@@ -34,10 +34,10 @@ static void make_room(struct world *world, uint32_t more)
 {
 	struct agent_job *job = job_of(world);
 
-	ASSERT_OK(agent_quota_for(job, ledger_cells_first(job->resumption.ledger) + more));
+	ASSERT_OK(agent_quota_for(job, ledger_results_first(job->resumption.ledger) + more));
 	ASSERT_EQ(world->ranks[0].charged,
-		  ledger_cells_bytes(job->resumption.ledger,
-				     ledger_cells_allowed(job->resumption.ledger)));
+		  ledger_results_bytes(job->resumption.ledger,
+				       ledger_results_allowed(job->resumption.ledger)));
 	ASSERT_TRUE(world->ranks[0].charged);
 }
 
@@ -49,7 +49,7 @@ static void look(struct agent_job *job)
 	job->retention.room_timer.expired(&job->retention.room_timer);
 }
 
-/* What accumulates stays in its cell. */
+/* What accumulates stays retained. */
 static void accumulate(struct world *world, const char *name, struct asked *ret_asked)
 {
 	static float input[100], output[100];
@@ -74,15 +74,15 @@ TEST(a_round_fails_when_its_results_have_no_room)
 	char name[16];
 
 	form(world, (struct stragglers){ .async = true });
-	first = ledger_cells_first(job_of(world)->resumption.ledger);
-	ASSERT_EQ(ledger_cells_allowed(job_of(world)->resumption.ledger), first);
+	first = ledger_results_first(job_of(world)->resumption.ledger);
+	ASSERT_EQ(ledger_results_allowed(job_of(world)->resumption.ledger), first);
 	do {
 		(void)snprintf(name, sizeof(name), "t%u", n++);
 		accumulate(world, name, &asked);
 		ASSERT_INT(n, <, 100);
 	} while (!asked.failure.status);
-	/* Cells are a little larger than two parts. */
-	most = ledger_cells_allowed(job_of(world)->resumption.ledger);
+	/* Memory for a result is a little more than two parts. */
+	most = ledger_results_allowed(job_of(world)->resumption.ledger);
 	ASSERT_TRUE(most > first && most <= first + 10);
 	ASSERT_EQ(n, most + 1);
 	ASSERT_EQ(asked.failure.status, -EDQUOT);
@@ -107,10 +107,10 @@ TEST(where_one_rank_has_no_room_no_other_is_charged)
 	world_form(world);
 	job = job_of(world);
 	world->ranks[1].member.charge_more = on_charge_more_refused;
-	first = ledger_cells_first(job->resumption.ledger);
+	first = ledger_results_first(job->resumption.ledger);
 	ASSERT_EQ(agent_quota_for(job, first + 1), -EDQUOT);
 	ASSERT_EQ(world->ranks[0].charged, 0);
-	ASSERT_EQ(ledger_cells_allowed(job->resumption.ledger), first);
+	ASSERT_EQ(ledger_results_allowed(job->resumption.ledger), first);
 }
 
 TEST(after_a_restart_no_more_is_charged_than_holds_something)
@@ -125,39 +125,39 @@ TEST(after_a_restart_no_more_is_charged_than_holds_something)
 	struct agent_join join = world_join_of(world, 0);
 	struct failure failure = { 0 };
 	struct asked asked;
-	uint32_t first, n, cells[5];
+	uint32_t first, n, results[5];
 	char name[16];
 
 	join.stragglers = (struct stragglers){ .async = true };
 	form(world, join.stragglers);
-	first = ledger_cells_first(job_of(world)->resumption.ledger);
+	first = ledger_results_first(job_of(world)->resumption.ledger);
 	for (n = 0; n < 2 * first; n++) {
 		(void)snprintf(name, sizeof(name), "t%u", n);
 		accumulate(world, name, &asked);
 		ASSERT_STR(asked.failure.text, "");
 	}
-	ASSERT_TRUE(ledger_cells_allowed(job_of(world)->resumption.ledger) > 2 * first);
-	/* Some hold nothing any more. */
-	for (n = 0; n < ARRAY_SIZE(cells); n++)
-		cells[n] = ledger_cell_take(job_of(world)->resumption.ledger, false);
+	ASSERT_TRUE(ledger_results_allowed(job_of(world)->resumption.ledger) > 2 * first);
+	/* Some memory holds nothing any more. */
+	for (n = 0; n < ARRAY_SIZE(results); n++)
+		results[n] = ledger_result_take(job_of(world)->resumption.ledger, false);
 	while (n--)
-		ledger_cell_free(job_of(world)->resumption.ledger, cells[n]);
+		ledger_result_free(job_of(world)->resumption.ledger, results[n]);
 	world_restart(world, 0);
 	if (world_resume(world, 0, &join, &failure))
 		test_fail(__FILE__, __LINE__, "%s", failure.text);
 	WORLD_UNTIL(world, world->ranks[0].joined || world->ranks[0].ended);
 	ASSERT_STR(world->ranks[0].failure.text, "");
-	ASSERT_EQ(ledger_cells_allowed(job_of(world)->resumption.ledger), 2 * first);
+	ASSERT_EQ(ledger_results_allowed(job_of(world)->resumption.ledger), 2 * first);
 	ASSERT_EQ(world->ranks[0].charged,
-		  ledger_cells_bytes(job_of(world)->resumption.ledger, 2 * first));
-	/* What the process before has left in those that hold nothing goes back. */
-	for (n = 0; ledger_cells_cool(job_of(world)->resumption.ledger, 0); n++) {
-		ASSERT_INT(n, <, ARRAY_SIZE(cells));
+		  ledger_results_bytes(job_of(world)->resumption.ledger, 2 * first));
+	/* What the process before has left in memory that holds nothing goes back. */
+	for (n = 0; ledger_results_cool(job_of(world)->resumption.ledger, 0); n++) {
+		ASSERT_INT(n, <, ARRAY_SIZE(results));
 		look(job_of(world));
 	}
 	/* And is looked at as what came later is. */
 	look(job_of(world));
-	ASSERT_EQ(ledger_cells_allowed(job_of(world)->resumption.ledger), 2 * first);
+	ASSERT_EQ(ledger_results_allowed(job_of(world)->resumption.ledger), 2 * first);
 	ASSERT_TRUE(job_of(world)->retention.room_timer.loop);
 }
 
@@ -175,16 +175,17 @@ TEST(room_that_is_not_needed_goes_back_for_all)
 	/* A session that was charged for none, and has no room. */
 	world->ranks[0].charged = 0;
 	world->options.room = 1;
-	while (ledger_cells_allowed(job->resumption.ledger) >
-	       ledger_cells_first(job->resumption.ledger)) {
-		uint32_t was = ledger_cells_allowed(job->resumption.ledger);
+	while (ledger_results_allowed(job->resumption.ledger) >
+	       ledger_results_first(job->resumption.ledger)) {
+		uint32_t was = ledger_results_allowed(job->resumption.ledger);
 
 		look(job);
-		ASSERT_INT(was - ledger_cells_allowed(job->resumption.ledger), <=, 256);
+		ASSERT_INT(was - ledger_results_allowed(job->resumption.ledger), <=, 256);
 		for (unsigned rank = 1; rank < 3; rank++)
 			ASSERT_EQ(world->ranks[rank].charged,
-				  ledger_cells_bytes(job->resumption.ledger,
-						     ledger_cells_allowed(job->resumption.ledger)));
+				  ledger_results_bytes(
+					  job->resumption.ledger,
+					  ledger_results_allowed(job->resumption.ledger)));
 	}
 	ASSERT_INT(world->ranks[2].charged, <, before);
 	ASSERT_EQ(world->ranks[2].charged, 0);
@@ -215,14 +216,14 @@ TEST(who_regroups_is_charged_for_its_new_ledger)
 
 /*
  * Nobody keeps an accumulate for others, so it is released before it is stored. A server numbers results without end, and no
- * more than LEDGER_CELLS_MAX of them may be behind the last that was released.
+ * more than LEDGER_RESULTS_MAX of them may be behind the last that was released.
  */
 TEST(a_job_may_do_nothing_but_accumulate)
 {
 	enum { PARTS = 1024, PER_PART = 1024, N = PARTS * PER_PART };
 	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
 		.n_nodes = 1, .n_local = 1, .distributed = true, .resume = true });
-	unsigned n_rounds = LEDGER_CELLS_MAX / PARTS + 2;
+	unsigned n_rounds = LEDGER_RESULTS_MAX / PARTS + 2;
 	static float input[N], output[N];
 	struct declared *declared;
 
@@ -246,23 +247,23 @@ TEST(a_job_may_do_nothing_but_accumulate)
 	}
 }
 
-/* -- Cells that are scarce ------------------------------------------------------------------------------------------ */
+/* -- Memory that is scarce ------------------------------------------------------------------------------------------ */
 
 #define PARTS 8 /* of 4096 bytes, of a tensor that has more than one */
 
-static uint32_t taken[LEDGER_CELLS_MAX], n_taken;
+static uint32_t taken[LEDGER_RESULTS_MAX], n_taken;
 
-/* All that there are, but for so many. */
-static void take_cells(struct agent_job *job, uint32_t n_left)
+/* All memory of results, but for so many. */
+static void take_results(struct agent_job *job, uint32_t n_left)
 {
-	ASSERT_OK(agent_quota_for(job, ledger_n_cells(job->resumption.ledger)));
-	for (n_taken = 0; n_taken < ledger_n_cells(job->resumption.ledger) - n_left; n_taken++) {
-		taken[n_taken] = ledger_cell_take(job->resumption.ledger, false);
-		ASSERT_INT(taken[n_taken], !=, LEDGER_NO_CELL);
+	ASSERT_OK(agent_quota_for(job, ledger_n_results(job->resumption.ledger)));
+	for (n_taken = 0; n_taken < ledger_n_results(job->resumption.ledger) - n_left; n_taken++) {
+		taken[n_taken] = ledger_result_take(job->resumption.ledger, false);
+		ASSERT_INT(taken[n_taken], !=, LEDGER_NO_RESULT);
 	}
 }
 
-/* So many parts have a result that waits for a cell, from that server. */
+/* So many parts have a result that waits for memory, from that server. */
 static size_t n_starved_of(const struct agent_job *job, uint32_t server)
 {
 	const struct agent_part *part;
@@ -288,7 +289,7 @@ static void fail(struct asked *asked)
 			 false);
 }
 
-/* Submits tensors of one rank, of so many elements each, whose results all wait for a cell. */
+/* Submits tensors of one rank, of so many elements each, whose results all wait for memory. */
 static void starve(struct world *world, struct asked *asked, const uint64_t *n_elements, unsigned n)
 {
 	static float input[PARTS * 1024], output[3][PARTS * 1024];
@@ -296,7 +297,7 @@ static void starve(struct world *world, struct asked *asked, const uint64_t *n_e
 	char name[16];
 
 	world_form(world);
-	take_cells(job_of(world), 0);
+	take_results(job_of(world), 0);
 	for (unsigned i = 0; i < n; i++) {
 		(void)snprintf(name, sizeof(name), "t%u", i);
 		asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, input, n_elements[i],
@@ -317,13 +318,13 @@ static struct world *world_of_one(void)
 						  .part_bytes = 4096 });
 }
 
-static void give_cells(struct agent_job *job)
+static void give_results(struct agent_job *job)
 {
 	while (n_taken)
 		agent_keep_free(job, taken[--n_taken]);
 }
 
-TEST(a_round_that_fails_waits_for_no_cells)
+TEST(a_round_that_fails_waits_for_no_memory)
 {
 	_cleanup_(world_freep) struct world *world = world_of_one();
 	struct agent_job *job;
@@ -339,10 +340,10 @@ TEST(a_round_that_fails_waits_for_no_cells)
 	agent_keep_free(job, taken[--n_taken]);
 	WORLD_UNTIL(world, asked[1].done);
 	ASSERT_STR(asked[1].failure.text, "");
-	give_cells(job);
+	give_results(job);
 }
 
-TEST(who_finds_no_cell_stays_the_first)
+TEST(a_part_that_finds_no_memory_stays_the_first)
 {
 	_cleanup_(world_freep) struct world *world = world_of_one();
 	struct agent_job *job;
@@ -360,7 +361,7 @@ TEST(who_finds_no_cell_stays_the_first)
 		WORLD_UNTIL(world, asked[i].done);
 		ASSERT_STR(asked[i].failure.text, "");
 	}
-	give_cells(job);
+	give_results(job);
 }
 
 void __real_agent_round_part_done(struct agent_round *round);
@@ -379,8 +380,8 @@ void __wrap_agent_round_part_done(struct agent_round *round)
 	}
 }
 
-/* The next that waits for a cell is its very next part, which it is about to end itself. */
-TEST(a_cell_that_becomes_free_while_a_round_fails_is_for_others)
+/* The next that waits for memory is the round's very next part, which it is about to end itself. */
+TEST(memory_that_becomes_free_while_a_round_fails_is_for_others)
 {
 	_cleanup_(world_freep) struct world *world = world_of_one();
 	struct agent_job *job;
@@ -396,12 +397,12 @@ TEST(a_cell_that_becomes_free_while_a_round_fails_is_for_others)
 		WORLD_UNTIL(world, asked[i].done);
 	ASSERT_EQ(asked[0].failure.status, -EIO);
 	ASSERT_STR(asked[1].failure.text, "");
-	give_cells(job);
+	give_results(job);
 }
 
 /*
  * Of a job whose rounds are decided on by all nodes: what the first has of a result is held until then. Its other parts, and the
- * second tensor's, find no cell.
+ * second tensor's, find no memory.
  */
 static struct agent_job *form_held(struct world *world, struct asked (*asked)[2])
 {
@@ -410,7 +411,7 @@ static struct agent_job *form_held(struct world *world, struct asked (*asked)[2]
 
 	world_form(world);
 	job = job_of(world);
-	take_cells(job, 1);
+	take_results(job, 1);
 	for (unsigned i = 0; i < 2; i++) {
 		uint64_t n = i ? 100 : PARTS * 1024;
 		struct declared *declared = world_declare(world, i ? "b" : "a", DTYPE_FLOAT32, n);
@@ -437,7 +438,7 @@ static struct world *world_of_two(void)
 						  .max_ranks = 2 });
 }
 
-TEST(cells_of_a_round_that_fails_are_for_others)
+TEST(memory_of_a_round_that_fails_is_for_others)
 {
 	_cleanup_(world_freep) struct world *world = world_of_two();
 	struct asked asked[2][2];
@@ -447,7 +448,7 @@ TEST(cells_of_a_round_that_fails_are_for_others)
 	WORLD_UNTIL(world, asked[0][0].done && asked[1][0].done);
 	ASSERT_EQ(asked[0][0].failure.status, -EIO);
 	ASSERT_STR(asked[1][0].failure.text, "");
-	give_cells(job);
+	give_results(job);
 }
 
 /* Parts of two servers come in any order. From here on those of this one wait in front. */
@@ -758,12 +759,12 @@ TEST(a_result_is_copied_where_it_is_summed_alone)
 			WORLD_UNTIL(world, two_done(&two));
 			two_check(&two, round);
 		}
-		/* There from its cell to the output; the other node's comes to its output. */
+		/* There from the retained result to the output; the other node's comes to its output. */
 		ASSERT_EQ(copied(world), 3 * sizeof(float) * TWO);
 	}
 }
 
-/* A part of node 0 whose result is in its cell, and which has not heard so. */
+/* A part of node 0 whose result is retained, and which has not heard so. */
 static struct agent_part *told_others(struct world *world)
 {
 	struct agent_job *job = job_of(world);
@@ -772,8 +773,8 @@ static struct agent_part *told_others(struct world *world)
 
 	list_for_each (round, &job->rounds, job_link)
 		list_for_each (part, &round->parts, link)
-			if (part->state == PART_CALL && part->cell != LEDGER_NO_CELL &&
-			    ledger_cell_kept(job->resumption.ledger, part->cell)->whole)
+			if (part->state == PART_CALL && part->retained != LEDGER_NO_RESULT &&
+			    ledger_result_kept(job->resumption.ledger, part->retained)->whole)
 				return part;
 	return NULL;
 }
@@ -790,7 +791,7 @@ TEST(what_others_may_have_is_kept_although_its_server_is_lost)
 	two_submit(&two, tensor, 1);
 	WORLD_UNTIL(world, (part = told_others(world)) || two_done(&two));
 	ASSERT_TRUE(part);
-	kept = ledger_cell_kept(job_of(world)->resumption.ledger, part->cell);
+	kept = ledger_result_kept(job_of(world)->resumption.ledger, part->retained);
 	agent_keep_again(job_of(world), part->server);
 	WORLD_UNTIL(world, part->state != PART_CALL);
 	/* Nobody has been told that node 0 has it, so it stays for now. */

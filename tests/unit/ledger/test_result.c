@@ -1,4 +1,4 @@
-/* What a job that goes through servers keeps: cells, tensors, and what is made of them when they come from outside. */
+/* What a job that goes through servers keeps: results, tensors, and what is made of them when they come from outside. */
 #include "ledger/ledger.h"
 #include "test.h"
 #include <pthread.h>
@@ -40,11 +40,11 @@ static struct ledger *again(struct ledger *ledger, int fd)
 /* A result of this part of this round, whole. */
 static uint32_t keep(struct ledger *ledger, uint64_t key, uint64_t round, uint32_t part)
 {
-	uint32_t cell = ledger_cell_take(ledger, false);
+	uint32_t result = ledger_result_take(ledger, false);
 	struct ledger_kept *kept;
 
-	ASSERT_TRUE(cell != LEDGER_NO_CELL);
-	kept = ledger_cell_kept(ledger, cell);
+	ASSERT_TRUE(result != LEDGER_NO_RESULT);
+	kept = ledger_result_kept(ledger, result);
 	ASSERT_TRUE(!kept->taken && !kept->whole && !kept->stale && !kept->busy);
 	kept->taken = true;
 	kept->what = (struct ledger_what){
@@ -62,9 +62,10 @@ static uint32_t keep(struct ledger *ledger, uint64_t key, uint64_t round, uint32
 		.reduction = REDUCTION_SUM,
 		.has_data = true,
 	};
-	memset(ledger_cell_data(ledger, cell, PART_BYTES), (int)(key + round + part), PART_BYTES);
-	ledger_cell_whole(ledger, cell);
-	return cell;
+	memset(ledger_result_data(ledger, result, PART_BYTES), (int)(key + round + part),
+	       PART_BYTES);
+	ledger_result_whole(ledger, result);
+	return result;
 }
 
 /* The memory itself, as a trainer has it. */
@@ -80,13 +81,13 @@ static char *map(int fd, size_t *ret_len)
 	return memory;
 }
 
-static struct ledger_cell *cell_at(char *memory, uint32_t cell)
+static struct ledger_result *result_at(char *memory, uint32_t result)
 {
 	const struct ledger_header *header = (struct ledger_header *)memory;
 
-	return (struct ledger_cell *)(memory +
-				      ledger_cell_offset(header->n_journals, header->n_tensors)) +
-	       cell;
+	return (struct ledger_result *)(memory + ledger_result_offset(header->n_journals,
+								      header->n_tensors)) +
+	       result;
 }
 
 static struct ledger_tensor *tensor_at(char *memory, uint32_t tensor)
@@ -96,7 +97,7 @@ static struct ledger_tensor *tensor_at(char *memory, uint32_t tensor)
 	return (struct ledger_tensor *)(memory + ledger_tensor_offset(header->n_journals)) + tensor;
 }
 
-TEST(a_whole_cell_is_found_by_the_next_process)
+TEST(a_whole_result_is_found_by_the_next_process)
 {
 	_cleanup_(fd_closep) int fd = -1;
 	struct ledger *ledger = make(&fd);
@@ -105,17 +106,17 @@ TEST(a_whole_cell_is_found_by_the_next_process)
 	const char *data;
 
 	(void)keep(ledger, 7, 3, 1);
-	half = ledger_cell_take(ledger, false);
-	memset(ledger_cell_data(ledger, half, PART_BYTES), 1, PART_BYTES);
-	ledger_cell_free(ledger, first);
+	half = ledger_result_take(ledger, false);
+	memset(ledger_result_data(ledger, half, PART_BYTES), 1, PART_BYTES);
+	ledger_result_free(ledger, first);
 	first = keep(ledger, 8, 4, 2);
 	/* To find it among its own is nobody's need. */
-	ASSERT_EQ(ledger_cell_find(ledger, 8, 4, 5, 2), LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_result_find(ledger, 8, 4, 5, 2), LEDGER_NO_RESULT);
 	ledger = again(again(ledger, fd), fd);
 
-	found = ledger_cell_find(ledger, 8, 4, 5, 2);
+	found = ledger_result_find(ledger, 8, 4, 5, 2);
 	ASSERT_EQ(found, first);
-	kept = ledger_cell_kept(ledger, found);
+	kept = ledger_result_kept(ledger, found);
 	ASSERT_TRUE(kept->taken && kept->whole && kept->stale && !kept->busy && !kept->offered);
 	ASSERT_EQ(kept->what.len, 102);
 	ASSERT_EQ(kept->what.offset, 8);
@@ -125,88 +126,88 @@ TEST(a_whole_cell_is_found_by_the_next_process)
 	ASSERT_TRUE(kept->what.has_data && kept->what.dtype == DTYPE_FLOAT32 &&
 		    kept->what.operation == OPERATION_PUSH_PULL &&
 		    kept->what.reduction == REDUCTION_SUM);
-	data = ledger_cell_data(ledger, found, PART_BYTES);
+	data = ledger_result_data(ledger, found, PART_BYTES);
 	ASSERT_TRUE(data[0] == 14 && data[PART_BYTES - 1] == 14);
 
-	ASSERT_TRUE(ledger_cell_find(ledger, 7, 3, 5, 1) != LEDGER_NO_CELL);
-	ASSERT_EQ(ledger_cell_find(ledger, 7, 3, 5, 0), LEDGER_NO_CELL);
-	ASSERT_EQ(ledger_cell_find(ledger, 7, 3, 4, 1), LEDGER_NO_CELL);
-	ASSERT_EQ(ledger_cell_find(ledger, 7, 4, 5, 1), LEDGER_NO_CELL);
-	ASSERT_EQ(ledger_cell_find(ledger, 9, 3, 5, 1), LEDGER_NO_CELL);
+	ASSERT_TRUE(ledger_result_find(ledger, 7, 3, 5, 1) != LEDGER_NO_RESULT);
+	ASSERT_EQ(ledger_result_find(ledger, 7, 3, 5, 0), LEDGER_NO_RESULT);
+	ASSERT_EQ(ledger_result_find(ledger, 7, 3, 4, 1), LEDGER_NO_RESULT);
+	ASSERT_EQ(ledger_result_find(ledger, 7, 4, 5, 1), LEDGER_NO_RESULT);
+	ASSERT_EQ(ledger_result_find(ledger, 9, 3, 5, 1), LEDGER_NO_RESULT);
 	/* What was half is room again. */
-	ASSERT_EQ(ledger_cells_used(ledger), 3);
-	ASSERT_EQ(ledger_cell_take(ledger, true), half);
-	ASSERT_EQ(ledger_cell_take(ledger, true), 3);
+	ASSERT_EQ(ledger_results_used(ledger), 3);
+	ASSERT_EQ(ledger_result_take(ledger, true), half);
+	ASSERT_EQ(ledger_result_take(ledger, true), 3);
 	ledger_free(ledger);
 }
 
-TEST(a_cell_that_was_freed_is_nothing)
+TEST(a_result_that_was_freed_is_nothing)
 {
 	_cleanup_(fd_closep) int fd = -1;
 	struct ledger *ledger = make(&fd);
-	uint32_t cell = keep(ledger, 7, 3, 0);
+	uint32_t result = keep(ledger, 7, 3, 0);
 
 	ledger = again(ledger, fd);
-	ledger_cell_free(ledger, cell);
-	ASSERT_EQ(ledger_cell_find(ledger, 7, 3, 5, 0), LEDGER_NO_CELL);
+	ledger_result_free(ledger, result);
+	ASSERT_EQ(ledger_result_find(ledger, 7, 3, 5, 0), LEDGER_NO_RESULT);
 	ledger = again(ledger, fd);
-	ASSERT_EQ(ledger_cell_find(ledger, 7, 3, 5, 0), LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_result_find(ledger, 7, 3, 5, 0), LEDGER_NO_RESULT);
 	ledger_free(ledger);
 }
 
-/* Its memory is the payload of an offer: another result there, and two parts would have one cell. */
-TEST(a_cell_that_is_offered_is_nobody_elses)
+/* Its memory is the payload of an offer: another result there, and two parts would share it. */
+TEST(memory_of_a_result_that_is_offered_is_nobody_elses)
 {
 	_cleanup_(fd_closep) int fd = -1;
 	struct ledger *ledger = make(&fd);
-	uint32_t cell = keep(ledger, 7, 3, 0), others[2];
+	uint32_t result = keep(ledger, 7, 3, 0), others[2];
 	struct ledger_kept *kept;
 
 	ledger = again(ledger, fd);
-	kept = ledger_cell_kept(ledger, cell);
+	kept = ledger_result_kept(ledger, result);
 	kept->offered = true;
-	ledger_cell_free(ledger, cell);
-	ASSERT_EQ(ledger_cell_find(ledger, 7, 3, 5, 0), LEDGER_NO_CELL);
+	ledger_result_free(ledger, result);
+	ASSERT_EQ(ledger_result_find(ledger, 7, 3, 5, 0), LEDGER_NO_RESULT);
 	ASSERT_TRUE(kept->offered && !kept->taken && !kept->whole);
-	others[0] = ledger_cell_take(ledger, false);
-	ASSERT_INT(others[0], !=, cell);
+	others[0] = ledger_result_take(ledger, false);
+	ASSERT_INT(others[0], !=, result);
 	/* Answered. */
 	kept->offered = false;
-	ledger_cell_free(ledger, cell);
-	ASSERT_EQ(ledger_cell_take(ledger, false), cell);
-	others[1] = ledger_cell_take(ledger, false);
-	ASSERT_TRUE(others[1] != cell && others[1] != others[0]);
+	ledger_result_free(ledger, result);
+	ASSERT_EQ(ledger_result_take(ledger, false), result);
+	others[1] = ledger_result_take(ledger, false);
+	ASSERT_TRUE(others[1] != result && others[1] != others[0]);
 	ledger_free(ledger);
 }
 
-TEST(cells_of_rounds_that_are_over_are_settled)
+TEST(results_of_rounds_that_are_over_are_settled)
 {
 	_cleanup_(fd_closep) int fd = -1;
 	struct ledger *ledger = make(&fd);
 	unsigned n = 0;
-	uint32_t cell;
+	uint32_t result;
 
 	for (uint64_t round = 1; round <= 4; round++)
 		for (uint32_t part = 0; part < 3; part++)
 			(void)keep(ledger, 7 + round % 2, round, part);
 	/* One of its own is not the daemon's before. */
-	ASSERT_EQ(ledger_cell_settle(ledger, 7, 10), LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_result_settle(ledger, 7, 10), LEDGER_NO_RESULT);
 	ledger = again(ledger, fd);
-	while ((cell = ledger_cell_settle(ledger, 8, 2)) != LEDGER_NO_CELL) {
-		const struct ledger_kept *kept = ledger_cell_kept(ledger, cell);
+	while ((result = ledger_result_settle(ledger, 8, 2)) != LEDGER_NO_RESULT) {
+		const struct ledger_kept *kept = ledger_result_kept(ledger, result);
 
 		ASSERT_TRUE(!kept->stale && kept->taken && kept->what.key == 8 &&
 			    kept->what.round == 1);
 		n++;
 	}
 	ASSERT_EQ(n, 3);
-	ASSERT_EQ(ledger_cell_find(ledger, 8, 1, 5, 0), LEDGER_NO_CELL);
-	ASSERT_TRUE(ledger_cell_find(ledger, 8, 3, 5, 0) != LEDGER_NO_CELL);
-	ASSERT_TRUE(ledger_cell_find(ledger, 7, 2, 5, 0) != LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_result_find(ledger, 8, 1, 5, 0), LEDGER_NO_RESULT);
+	ASSERT_TRUE(ledger_result_find(ledger, 8, 3, 5, 0) != LEDGER_NO_RESULT);
+	ASSERT_TRUE(ledger_result_find(ledger, 7, 2, 5, 0) != LEDGER_NO_RESULT);
 	ledger_free(ledger);
 }
 
-TEST(half_of_the_cells_are_not_spare)
+TEST(half_of_the_memory_is_not_spare)
 {
 	_cleanup_(fd_closep) int fd = -1;
 	struct ledger *ledger = make(&fd);
@@ -214,19 +215,19 @@ TEST(half_of_the_cells_are_not_spare)
 	size_t len;
 	char *memory = map(fd, &len);
 
-	all = ((struct ledger_header *)memory)->n_cells;
-	ASSERT_TRUE(ledger_cells_first(ledger) < all);
-	ledger_cells_allow(ledger, UINT32_MAX);
-	ASSERT_EQ(ledger_cells_allowed(ledger), all);
-	while (ledger_cell_take(ledger, true) != LEDGER_NO_CELL)
+	all = ((struct ledger_header *)memory)->n_results;
+	ASSERT_TRUE(ledger_results_first(ledger) < all);
+	ledger_results_allow(ledger, UINT32_MAX);
+	ASSERT_EQ(ledger_results_allowed(ledger), all);
+	while (ledger_result_take(ledger, true) != LEDGER_NO_RESULT)
 		n++;
 	ASSERT_EQ(n, all / 2);
-	while (ledger_cell_take(ledger, false) != LEDGER_NO_CELL)
+	while (ledger_result_take(ledger, false) != LEDGER_NO_RESULT)
 		n++;
 	ASSERT_EQ(n, all);
-	ledger_cell_free(ledger, 5);
-	ASSERT_EQ(ledger_cell_take(ledger, true), LEDGER_NO_CELL);
-	ASSERT_EQ(ledger_cell_take(ledger, false), 5);
+	ledger_result_free(ledger, 5);
+	ASSERT_EQ(ledger_result_take(ledger, true), LEDGER_NO_RESULT);
+	ASSERT_EQ(ledger_result_take(ledger, false), 5);
 	(void)munmap(memory, len);
 	ledger_free(ledger);
 }
@@ -239,172 +240,172 @@ static uint64_t memory_of(int fd)
 	return (uint64_t)st.st_blocks * 512;
 }
 
-TEST(no_more_cells_are_taken_than_are_allowed)
+TEST(no_more_results_are_taken_than_are_allowed)
 {
 	_cleanup_(fd_closep) int fd = -1;
 	struct ledger *ledger = make(&fd);
-	uint32_t first = ledger_cells_first(ledger), n = 0, cell, last = LEDGER_NO_CELL;
+	uint32_t first = ledger_results_first(ledger), n = 0, result, last = LEDGER_NO_RESULT;
 
-	ASSERT_EQ(ledger_cells_allowed(ledger), first);
-	ASSERT_EQ(ledger_cells_bytes(ledger, first), 0);
-	ASSERT_EQ(ledger_cells_bytes(ledger, first + 3), 3 * PART_BYTES);
-	ASSERT_TRUE(!ledger_cells_scarce(ledger));
-	while ((cell = ledger_cell_take(ledger, false)) != LEDGER_NO_CELL) {
-		last = cell;
+	ASSERT_EQ(ledger_results_allowed(ledger), first);
+	ASSERT_EQ(ledger_results_bytes(ledger, first), 0);
+	ASSERT_EQ(ledger_results_bytes(ledger, first + 3), 3 * PART_BYTES);
+	ASSERT_TRUE(!ledger_results_scarce(ledger));
+	while ((result = ledger_result_take(ledger, false)) != LEDGER_NO_RESULT) {
+		last = result;
 		n++;
 	}
 	ASSERT_EQ(n, first);
-	ASSERT_TRUE(ledger_cells_scarce(ledger));
-	ledger_cells_allow(ledger, first + 1);
-	last = ledger_cell_take(ledger, false);
-	ASSERT_TRUE(last != LEDGER_NO_CELL);
-	ASSERT_EQ(ledger_cell_take(ledger, false), LEDGER_NO_CELL);
-	ASSERT_EQ(ledger_cells_peak(ledger), first + 1);
+	ASSERT_TRUE(ledger_results_scarce(ledger));
+	ledger_results_allow(ledger, first + 1);
+	last = ledger_result_take(ledger, false);
+	ASSERT_TRUE(last != LEDGER_NO_RESULT);
+	ASSERT_EQ(ledger_result_take(ledger, false), LEDGER_NO_RESULT);
+	ASSERT_EQ(ledger_results_peak(ledger), first + 1);
 	/* What is taken stays allowed. */
-	ASSERT_EQ(ledger_cells_trim(ledger, 1), first + 1);
-	ledger_cell_free(ledger, last);
-	ASSERT_EQ(ledger_cells_trim(ledger, 1), first);
-	ASSERT_EQ(ledger_cell_take(ledger, false), LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_results_trim(ledger, 1), first + 1);
+	ledger_result_free(ledger, last);
+	ASSERT_EQ(ledger_results_trim(ledger, 1), first);
+	ASSERT_EQ(ledger_result_take(ledger, false), LEDGER_NO_RESULT);
 	ledger_free(ledger);
 }
 
-TEST(memory_of_cells_that_are_too_many_is_given_back)
+TEST(memory_of_results_that_are_too_many_is_given_back)
 {
 	enum { N = 40 };
 	_cleanup_(fd_closep) int fd = -1;
 	struct ledger *ledger = make(&fd);
 	uint64_t before = memory_of(fd);
-	uint32_t cells[N];
+	uint32_t results[N];
 
 	for (uint32_t i = 0; i < N; i++) {
-		cells[i] = ledger_cell_take(ledger, false);
-		memset(ledger_cell_data(ledger, cells[i], PART_BYTES), 1 + (int)i, PART_BYTES);
+		results[i] = ledger_result_take(ledger, false);
+		memset(ledger_result_data(ledger, results[i], PART_BYTES), 1 + (int)i, PART_BYTES);
 	}
 	ASSERT_TRUE(memory_of(fd) >= before + (uint64_t)N * PART_BYTES);
-	ASSERT_EQ(ledger_cells_peak(ledger), N);
+	ASSERT_EQ(ledger_results_peak(ledger), N);
 	for (uint32_t i = 4; i < N; i++)
-		ledger_cell_free(ledger, cells[i]);
-	ASSERT_EQ(ledger_cells_trim(ledger, 10), 10);
+		ledger_result_free(ledger, results[i]);
+	ASSERT_EQ(ledger_results_trim(ledger, 10), 10);
 	ASSERT_TRUE(memory_of(fd) < before + (uint64_t)16 * PART_BYTES);
-	ASSERT_EQ(ledger_cells_peak(ledger), N);
-	ASSERT_EQ(ledger_cells_peak(ledger), 4);
-	/* Those in use have theirs; the rest are as good as new. */
+	ASSERT_EQ(ledger_results_peak(ledger), N);
+	ASSERT_EQ(ledger_results_peak(ledger), 4);
+	/* Results in use have their memory; the rest is as good as new. */
 	for (uint32_t i = 0; i < 4; i++)
-		ASSERT_EQ(((unsigned char *)ledger_cell_data(ledger, cells[i],
-							     PART_BYTES))[PART_BYTES - 1],
+		ASSERT_EQ(((unsigned char *)ledger_result_data(ledger, results[i],
+							       PART_BYTES))[PART_BYTES - 1],
 			  1 + i);
-	ledger_cells_allow(ledger, N);
+	ledger_results_allow(ledger, N);
 	for (uint32_t i = 4; i < N; i++) {
-		cells[i] = ledger_cell_take(ledger, false);
-		ASSERT_TRUE(cells[i] < N);
-		memset(ledger_cell_data(ledger, cells[i], PART_BYTES), 1 + (int)i, PART_BYTES);
+		results[i] = ledger_result_take(ledger, false);
+		ASSERT_TRUE(results[i] < N);
+		memset(ledger_result_data(ledger, results[i], PART_BYTES), 1 + (int)i, PART_BYTES);
 	}
-	ASSERT_EQ(ledger_cell_take(ledger, false), LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_result_take(ledger, false), LEDGER_NO_RESULT);
 	for (uint32_t i = 0; i < N; i++)
-		ASSERT_EQ(((unsigned char *)ledger_cell_data(ledger, cells[i], PART_BYTES))[0],
+		ASSERT_EQ(((unsigned char *)ledger_result_data(ledger, results[i], PART_BYTES))[0],
 			  1 + i);
 	/* The next process may take as many as there are. */
 	ledger = again(ledger, fd);
-	ASSERT_EQ(ledger_cells_allowed(ledger), ledger_cells_first(ledger));
+	ASSERT_EQ(ledger_results_allowed(ledger), ledger_results_first(ledger));
 	ledger_free(ledger);
 }
 
-/* Those that hold nothing are of nobody's charge any more: neither they nor their memory count. */
+/* Memory that holds no result is of nobody's charge any more, and does not count. */
 TEST(the_next_process_is_allowed_what_holds_something)
 {
 	enum { MORE = 600, KEPT = 3, USED = 16384 };
 	_cleanup_(fd_closep) int fd = -1;
 	struct ledger *ledger = make(&fd);
-	uint32_t first = ledger_cells_first(ledger), n = first + MORE, cell, n_steps;
-	_cleanup_(freep) uint32_t *cells = calloc(n, sizeof(cells[0]));
+	uint32_t first = ledger_results_first(ledger), n = first + MORE, result, n_steps;
+	_cleanup_(freep) uint32_t *results = calloc(n, sizeof(results[0]));
 	uint64_t before = memory_of(fd);
 
-	ASSERT_TRUE(cells);
-	ledger_cells_allow(ledger, n);
+	ASSERT_TRUE(results);
+	ledger_results_allow(ledger, n);
 	for (uint32_t i = 0; i < KEPT; i++)
 		(void)keep(ledger, 7, 1 + i, 0);
 	for (uint32_t i = KEPT; i < n; i++) {
-		cells[i] = ledger_cell_take(ledger, false);
-		ASSERT_TRUE(cells[i] != LEDGER_NO_CELL);
+		results[i] = ledger_result_take(ledger, false);
+		ASSERT_TRUE(results[i] != LEDGER_NO_RESULT);
 		if (i >= first)
-			memset(ledger_cell_data(ledger, cells[i], PART_BYTES), 1, USED);
+			memset(ledger_result_data(ledger, results[i], PART_BYTES), 1, USED);
 	}
 	for (uint32_t i = KEPT; i < n; i++)
-		ledger_cell_free(ledger, cells[i]);
+		ledger_result_free(ledger, results[i]);
 	ASSERT_TRUE(memory_of(fd) >= before + (uint64_t)MORE * USED);
 	ledger = again(ledger, fd);
-	ASSERT_EQ(ledger_cells_allowed(ledger), first);
+	ASSERT_EQ(ledger_results_allowed(ledger), first);
 	/* Memory goes back in steps: that takes long. */
 	ASSERT_TRUE(memory_of(fd) >= before + (uint64_t)MORE * USED);
-	ASSERT_TRUE(ledger_cells_cool(ledger, 0));
-	for (n_steps = 1; ledger_cells_cool(ledger, 100); n_steps++)
+	ASSERT_TRUE(ledger_results_cool(ledger, 0));
+	for (n_steps = 1; ledger_results_cool(ledger, 100); n_steps++)
 		ASSERT_TRUE(memory_of(fd) >= before + (uint64_t)(MORE - n_steps * 100) * USED);
 	ASSERT_EQ(n_steps, (MORE + 99) / 100);
 	ASSERT_TRUE(memory_of(fd) < before + (uint64_t)MORE * USED / 2);
-	ASSERT_EQ(ledger_cells_peak(ledger), KEPT);
+	ASSERT_EQ(ledger_results_peak(ledger), KEPT);
 	for (uint32_t i = 0; i < KEPT; i++) {
-		cell = ledger_cell_find(ledger, 7, 1 + i, 5, 0);
-		ASSERT_TRUE(cell != LEDGER_NO_CELL);
-		ASSERT_EQ(*(char *)ledger_cell_data(ledger, cell, PART_BYTES), (char)(8 + i));
+		result = ledger_result_find(ledger, 7, 1 + i, 5, 0);
+		ASSERT_TRUE(result != LEDGER_NO_RESULT);
+		ASSERT_EQ(*(char *)ledger_result_data(ledger, result, PART_BYTES), (char)(8 + i));
 	}
 	/* As many as are allowed, and each of them once. */
-	memset(cells, 0, n * sizeof(cells[0]));
+	memset(results, 0, n * sizeof(results[0]));
 	for (uint32_t i = KEPT; i < first; i++) {
-		cell = ledger_cell_take(ledger, false);
-		ASSERT_TRUE(cell < n && !cells[cell]++);
+		result = ledger_result_take(ledger, false);
+		ASSERT_TRUE(result < n && !results[result]++);
 	}
-	ASSERT_EQ(ledger_cell_take(ledger, false), LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_result_take(ledger, false), LEDGER_NO_RESULT);
 	ledger_free(ledger);
 }
 
 static void *take_some(void *user)
 {
 	struct ledger *ledger = user;
-	uint32_t n = 0, *cells = calloc(1000, sizeof(*cells));
+	uint32_t n = 0, *results = calloc(1000, sizeof(*results));
 
 	for (unsigned turn = 0; turn < 20; turn++) {
 		for (n = 0; n < 1000; n++) {
-			cells[n] = ledger_cell_take(ledger, true);
-			*(uint32_t *)ledger_cell_data(ledger, cells[n], PART_BYTES) = turn + n;
+			results[n] = ledger_result_take(ledger, true);
+			*(uint32_t *)ledger_result_data(ledger, results[n], PART_BYTES) = turn + n;
 		}
 		while (n--) {
 			/* Nobody else had it meanwhile. */
-			ASSERT_EQ(*(uint32_t *)ledger_cell_data(ledger, cells[n], PART_BYTES),
+			ASSERT_EQ(*(uint32_t *)ledger_result_data(ledger, results[n], PART_BYTES),
 				  turn + n);
-			ledger_cell_free(ledger, cells[n]);
+			ledger_result_free(ledger, results[n]);
 		}
 	}
-	free(cells);
+	free(results);
 	return NULL;
 }
 
 /* What is taken before its memory of before has gone back keeps it. */
-TEST(a_warm_cell_that_is_taken_is_not_cooled)
+TEST(warm_memory_that_is_taken_is_not_cooled)
 {
 	enum { MORE = 40 };
 	_cleanup_(fd_closep) int fd = -1;
 	struct ledger *ledger = make(&fd);
-	uint32_t first = ledger_cells_first(ledger), n = first + MORE, cells[MORE];
+	uint32_t first = ledger_results_first(ledger), n = first + MORE, results[MORE];
 
-	ledger_cells_allow(ledger, n);
+	ledger_results_allow(ledger, n);
 	for (uint32_t i = 0; i < n; i++)
-		(void)ledger_cell_take(ledger, false);
+		(void)ledger_result_take(ledger, false);
 	for (uint32_t i = 0; i < n; i++)
-		ledger_cell_free(ledger, i);
+		ledger_result_free(ledger, i);
 	ledger = again(ledger, fd);
-	ledger_cells_allow(ledger, n);
+	ledger_results_allow(ledger, n);
 	for (uint32_t i = 0; i < first; i++)
-		ASSERT_TRUE(ledger_cell_take(ledger, false) != LEDGER_NO_CELL);
-	ASSERT_TRUE(ledger_cells_cool(ledger, 10));
+		ASSERT_TRUE(ledger_result_take(ledger, false) != LEDGER_NO_RESULT);
+	ASSERT_TRUE(ledger_results_cool(ledger, 10));
 	/* Ten that are cold, and twenty that are warm. */
 	for (uint32_t i = 0; i < 30; i++) {
-		cells[i] = ledger_cell_take(ledger, false);
-		ASSERT_TRUE(cells[i] != LEDGER_NO_CELL);
-		memset(ledger_cell_data(ledger, cells[i], PART_BYTES), 1 + (int)i, PART_BYTES);
+		results[i] = ledger_result_take(ledger, false);
+		ASSERT_TRUE(results[i] != LEDGER_NO_RESULT);
+		memset(ledger_result_data(ledger, results[i], PART_BYTES), 1 + (int)i, PART_BYTES);
 	}
-	ASSERT_TRUE(!ledger_cells_cool(ledger, MORE));
+	ASSERT_TRUE(!ledger_results_cool(ledger, MORE));
 	for (uint32_t i = 0; i < 30; i++)
-		ASSERT_EQ(((unsigned char *)ledger_cell_data(ledger, cells[i], PART_BYTES))[0],
+		ASSERT_EQ(((unsigned char *)ledger_result_data(ledger, results[i], PART_BYTES))[0],
 			  1 + i);
 	ledger_free(ledger);
 }
@@ -442,25 +443,25 @@ TEST(a_ledger_with_too_many_tensors_is_refused)
 	ledger_free(ledger);
 }
 
-TEST(threads_take_cells)
+TEST(threads_take_results)
 {
 	_cleanup_(fd_closep) int fd = -1;
 	struct ledger *ledger = make(&fd);
-	static uint32_t cells[10000];
+	static uint32_t results[10000];
 	pthread_t threads[3];
 
-	ledger_cells_allow(ledger, UINT32_MAX);
-	for (size_t i = 0; i < ARRAY_SIZE(cells); i++)
-		cells[i] = ledger_cell_take(ledger, false);
-	for (size_t i = 0; i < ARRAY_SIZE(cells); i++)
-		ledger_cell_free(ledger, cells[i]);
+	ledger_results_allow(ledger, UINT32_MAX);
+	for (size_t i = 0; i < ARRAY_SIZE(results); i++)
+		results[i] = ledger_result_take(ledger, false);
+	for (size_t i = 0; i < ARRAY_SIZE(results); i++)
+		ledger_result_free(ledger, results[i]);
 	for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
 		ASSERT_OK(pthread_create(&threads[i], NULL, take_some, ledger));
 	/* More than twice what they take, and none fewer while memory of others is given back. */
-	ASSERT_EQ(ledger_cells_trim(ledger, 6100), 6100);
+	ASSERT_EQ(ledger_results_trim(ledger, 6100), 6100);
 	for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
 		ASSERT_OK(pthread_join(threads[i], NULL));
-	ASSERT_EQ(ledger_cells_used(ledger), ARRAY_SIZE(cells));
+	ASSERT_EQ(ledger_results_used(ledger), ARRAY_SIZE(results));
 	ledger_free(ledger);
 }
 
@@ -548,18 +549,18 @@ TEST(a_doubt_outlives_the_process)
 
 /* What a trainer may have written there. */
 enum harm {
-	CELL_KEY,
-	CELL_ROUND,
-	CELL_LEN,
-	CELL_OFFSET,
-	CELL_END,
-	CELL_DTYPE,
-	CELL_OPERATION,
-	CELL_REDUCTION,
-	CELL_ROOT,
-	CELL_DATA,
-	CELL_TWICE,
-	CELLS_USED,
+	RESULT_KEY,
+	RESULT_ROUND,
+	RESULT_LEN,
+	RESULT_OFFSET,
+	RESULT_END,
+	RESULT_DTYPE,
+	RESULT_OPERATION,
+	RESULT_REDUCTION,
+	RESULT_ROOT,
+	RESULT_DATA,
+	RESULT_TWICE,
+	RESULTS_USED,
 	TENSORS_USED,
 	TENSOR_NAME,
 	TENSOR_NO_NAME,
@@ -572,46 +573,46 @@ enum harm {
 static void harm(char *memory, enum harm what)
 {
 	struct ledger_header *header = (struct ledger_header *)memory;
-	struct ledger_cell *cell = cell_at(memory, 0);
+	struct ledger_result *result = result_at(memory, 0);
 	struct ledger_tensor *tensor = tensor_at(memory, 0);
 
 	switch (what) {
-	case CELL_KEY:
-		cell->key = 0;
+	case RESULT_KEY:
+		result->key = 0;
 		break;
-	case CELL_ROUND:
-		cell->round = 0;
+	case RESULT_ROUND:
+		result->round = 0;
 		break;
-	case CELL_LEN:
-		cell->len = PART_BYTES + 1;
-		cell->total = UINT64_MAX;
+	case RESULT_LEN:
+		result->len = PART_BYTES + 1;
+		result->total = UINT64_MAX;
 		break;
-	case CELL_OFFSET:
-		cell->offset = 1001;
+	case RESULT_OFFSET:
+		result->offset = 1001;
 		break;
-	case CELL_END:
-		cell->offset = 901;
+	case RESULT_END:
+		result->offset = 901;
 		break;
-	case CELL_DTYPE:
-		cell->dtype = UINT8_MAX;
+	case RESULT_DTYPE:
+		result->dtype = UINT8_MAX;
 		break;
-	case CELL_OPERATION:
-		cell->operation = 0;
+	case RESULT_OPERATION:
+		result->operation = 0;
 		break;
-	case CELL_REDUCTION:
-		cell->reduction = UINT8_MAX;
+	case RESULT_REDUCTION:
+		result->reduction = UINT8_MAX;
 		break;
-	case CELL_ROOT:
-		cell->root = JOB_RANKS_MAX;
+	case RESULT_ROOT:
+		result->root = JOB_RANKS_MAX;
 		break;
-	case CELL_DATA:
-		cell->has_data = 2;
+	case RESULT_DATA:
+		result->has_data = 2;
 		break;
-	case CELL_TWICE:
-		*cell_at(memory, 1) = *cell;
+	case RESULT_TWICE:
+		*result_at(memory, 1) = *result;
 		break;
-	case CELLS_USED:
-		header->cells_used = header->n_cells + 1;
+	case RESULTS_USED:
+		header->results_used = header->n_results + 1;
 		break;
 	case TENSORS_USED:
 		header->tensors_used = N_TENSORS + 1;
@@ -699,25 +700,25 @@ TEST(small_results_have_a_place_of_their_own)
 	for (uint32_t i = 0; i < N; i++)
 		ASSERT_EQ(keep(ledger, 7, 1, i), i);
 	for (uint32_t i = 0; i < N; i++)
-		memset(ledger_cell_data(ledger, i, LEDGER_SMALL_BYTES), 100 + (int)i,
+		memset(ledger_result_data(ledger, i, LEDGER_SMALL_BYTES), 100 + (int)i,
 		       LEDGER_SMALL_BYTES);
 	ledger = again(ledger, fd);
 	for (uint32_t i = 0; i < N; i++) {
-		const char *small = ledger_cell_data(ledger, i, 1);
-		const char *whole = ledger_cell_data(ledger, i, LEDGER_SMALL_BYTES + 1);
+		const char *small = ledger_result_data(ledger, i, 1);
+		const char *whole = ledger_result_data(ledger, i, LEDGER_SMALL_BYTES + 1);
 
-		ASSERT_TRUE(small == ledger_cell_data(ledger, i, LEDGER_SMALL_BYTES));
-		ASSERT_TRUE(whole == ledger_cell_data(ledger, i, PART_BYTES));
+		ASSERT_TRUE(small == ledger_result_data(ledger, i, LEDGER_SMALL_BYTES));
+		ASSERT_TRUE(whole == ledger_result_data(ledger, i, PART_BYTES));
 		for (uint32_t at = 0; at < LEDGER_SMALL_BYTES; at++)
 			ASSERT_EQ(small[at], 100 + i);
 		for (uint32_t at = 0; at < PART_BYTES; at++)
 			ASSERT_EQ(whole[at], 8 + i);
-		ASSERT_EQ(small - (char *)ledger_cell_data(ledger, 0, 1), i * LEDGER_SMALL_BYTES);
+		ASSERT_EQ(small - (char *)ledger_result_data(ledger, 0, 1), i * LEDGER_SMALL_BYTES);
 	}
 	(void)ledger_free(ledger);
 }
 
-/* Of the cell that was left with it: what this node had contributed. */
+/* Of the result that was left with it: what this node had contributed. */
 TEST(what_came_late_is_found_by_its_part_until_it_is_used)
 {
 	_cleanup_(fd_closep) int fd = -1;
@@ -727,11 +728,11 @@ TEST(what_came_late_is_found_by_its_part_until_it_is_used)
 	uint32_t late, plain;
 
 	ASSERT_OK(ledger_new(JOB, SIZE, PART_BYTES, 1, &far, &ledger, &fd));
-	ASSERT_EQ(ledger_cell_bytes(ledger), 2 * PART_BYTES + 64);
+	ASSERT_EQ(ledger_result_bytes(ledger), 2 * PART_BYTES + 64);
 	/* What stands behind its result is found from there, however short it is. */
-	ASSERT_TRUE(ledger_cell_data(ledger, 0, 8) == ledger_cell_data(ledger, 0, PART_BYTES));
-	late = ledger_cell_take(ledger, false);
-	kept = ledger_cell_kept(ledger, late);
+	ASSERT_TRUE(ledger_result_data(ledger, 0, 8) == ledger_result_data(ledger, 0, PART_BYTES));
+	late = ledger_result_take(ledger, false);
+	kept = ledger_result_kept(ledger, late);
 	kept->taken = kept->late = true;
 	kept->what = (struct ledger_what){
 		.key = 7,
@@ -743,23 +744,24 @@ TEST(what_came_late_is_found_by_its_part_until_it_is_used)
 		.reduction = REDUCTION_SUM,
 		.has_data = true,
 	};
-	memcpy(ledger_cell_data(ledger, late, PART_BYTES), "a result", 8);
-	memcpy(ledger_cell_late(ledger, late), "our part", 8);
-	ledger_cell_whole(ledger, late);
+	memcpy(ledger_result_data(ledger, late, PART_BYTES), "a result", 8);
+	memcpy(ledger_result_late(ledger, late), "our part", 8);
+	ledger_result_whole(ledger, late);
 	plain = keep(ledger, 7, 4, 0);
-	ASSERT_OK(ledger_cell_index(ledger, plain));
+	ASSERT_OK(ledger_result_index(ledger, plain));
 
 	ledger = again(ledger, fd);
-	kept = ledger_cell_next(ledger, &ledger_cell_kept(ledger, late)->what, NULL);
+	kept = ledger_result_next(ledger, &ledger_result_kept(ledger, late)->what, NULL);
 	/* The other was no accumulate, and has nothing beside it: nobody looks for it. */
-	ASSERT_TRUE(kept && ledger_cell_number(ledger, kept) == late && kept->late);
-	ASSERT_TRUE(!ledger_cell_next(ledger, &kept->what, kept));
-	ASSERT_TRUE(!memcmp(ledger_cell_data(ledger, late, PART_BYTES), "a result", 8));
-	ASSERT_TRUE(!memcmp(ledger_cell_late(ledger, late), "our part", 8));
-	ledger_cell_used(ledger, late);
+	ASSERT_TRUE(kept && ledger_result_number(ledger, kept) == late && kept->late);
+	ASSERT_TRUE(!ledger_result_next(ledger, &kept->what, kept));
+	ASSERT_TRUE(!memcmp(ledger_result_data(ledger, late, PART_BYTES), "a result", 8));
+	ASSERT_TRUE(!memcmp(ledger_result_late(ledger, late), "our part", 8));
+	ledger_result_used(ledger, late);
 
 	ledger = again(ledger, fd);
-	ASSERT_TRUE(ledger_cell_kept(ledger, late)->whole && !ledger_cell_kept(ledger, late)->late);
-	ASSERT_TRUE(!ledger_cell_next(ledger, &ledger_cell_kept(ledger, late)->what, NULL));
+	ASSERT_TRUE(ledger_result_kept(ledger, late)->whole &&
+		    !ledger_result_kept(ledger, late)->late);
+	ASSERT_TRUE(!ledger_result_next(ledger, &ledger_result_kept(ledger, late)->what, NULL));
 	(void)ledger_free(ledger);
 }
