@@ -5,7 +5,7 @@
  *	tcp	TCP: the data port, connections that are made, their handshake, lanes over them
  *	peer	peers with their calls, deliveries and notices; and our own process as one
  *	lane	lanes, whatever they go over: messages, their order, cookies and seals; calls that come in
- *	common	workers and their boxes, addresses, rates, what is logged of strangers
+ *	common	workers and their mailboxes, addresses, rates, what is logged of strangers
  *
  * scripts/layers has this order, and scripts/check-cycles holds it.
  */

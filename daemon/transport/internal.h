@@ -5,7 +5,7 @@
  *	worker	one for each data thread (or one on the home loop): lanes, that is sockets, what waits to be written,
  *		what is being read
  *
- * Home speaks to a lane by mail to its worker's loop, in order. A lane speaks to home through its box. A lane ends in
+ * Home speaks to a lane by mail to its worker's loop, in order. A lane speaks to home through its mailbox. A lane ends in
  * three steps: home posts close (or the lane posts lost, and home answers with close), the lane lets go of everything
  * and posts closed, home frees it. So no call is ended and nothing freed while a data thread can touch it.
  */
@@ -68,9 +68,9 @@ struct transport {
 	struct transport_damaged damaged;
 
 	bool is_closed;
-	struct boxes boxes;
-	struct box
-		box; /* of these the only one, home to home: what must not happen inside the caller */
+	struct mailboxes mailboxes;
+	struct mailbox
+		mailbox; /* of these the only one, home to home: what must not happen inside the caller */
 	struct worker **workers;
 	unsigned n_workers, next_worker;
 	_Atomic unsigned n_tcp_lanes; /* but for those of signs of life */

@@ -137,8 +137,8 @@ int transport_new(const struct transport_params *params, struct transport **ret_
 	if (!transport)
 		return error_origin(-ENOMEM);
 	transport->hooks = &hooks;
-	boxes_init(&transport->boxes, params->loop);
-	box_init(&transport->box, &transport->boxes);
+	mailboxes_init(&transport->mailboxes, params->loop);
+	mailbox_init(&transport->mailbox, &transport->mailboxes);
 	list_init(&transport->peers);
 	list_init(&transport->lost_peers);
 	list_init(&transport->port.handshakes);
@@ -174,7 +174,7 @@ int transport_new(const struct transport_params *params, struct transport **ret_
 }
 
 /*
- * Lanes close on their threads; after these have ended nothing but the boxes holds anything of
+ * Lanes close on their threads; after these have ended nothing but the mailboxes holds anything of
  * ours.
  */
 void transport_close(struct transport *transport)
@@ -192,10 +192,10 @@ void transport_close(struct transport *transport)
 	if (transport->beat)
 		worker_stop(transport->beat);
 	for (unsigned i = 0; i < transport->n_workers; i++)
-		boxes_drain(&transport->workers[i]->to_home);
+		mailboxes_drain(&transport->workers[i]->to_home);
 	if (transport->beat)
-		boxes_drain(&transport->beat->to_home);
-	boxes_drain(&transport->boxes);
+		mailboxes_drain(&transport->beat->to_home);
+	mailboxes_drain(&transport->mailboxes);
 	transport->rdma = rdma_free(transport->rdma);
 	if (transport->self)
 		peer_end_calls(transport->self, -ESHUTDOWN, "this daemon shuts down");
@@ -208,7 +208,7 @@ struct transport *transport_free(struct transport *transport)
 	if (!transport)
 		return NULL;
 	transport_close(transport);
-	boxes_drain(&transport->boxes); /* calls begun since */
+	mailboxes_drain(&transport->mailboxes); /* calls begun since */
 	assert(list_empty(&transport->peers));
 
 	while ((peer = list_first(&transport->lost_peers, struct peer, link)))

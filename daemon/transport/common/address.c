@@ -208,7 +208,7 @@ static void *resolver_main(void *arg)
 	(void)pthread_mutex_lock(&resolver->lock);
 	is_abandoned = resolver->is_abandoned;
 	if (!is_abandoned)
-		box_post(resolver->params.box, &resolver->mail);
+		mailbox_post(resolver->params.mailbox, &resolver->mail);
 	(void)pthread_mutex_unlock(&resolver->lock);
 	if (is_abandoned)
 		resolver_destroy(resolver);
@@ -239,7 +239,7 @@ int resolver_start(const struct resolver_params *params, struct resolver **ret_r
 
 /*
  * Not run: either the thread still works, and frees when it finds itself abandoned; or the mail
- * lies in the box, which runs it later, at the latest when the transport closes, and the mail
+ * lies in the mailbox, which runs it later, at the latest when the transport closes, and the mail
  * frees.
  */
 struct resolver *resolver_free(struct resolver *resolver)

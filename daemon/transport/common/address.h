@@ -8,7 +8,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-struct box;
+struct mailbox;
 
 #define TRANSPORT_ADDRESS_MAX  96 /* "host:port" with its NUL; longer ones are refused */
 #define ADDRESS_CONGESTION_MAX 16 /* TCP_CA_NAME_MAX of the kernel */
@@ -60,7 +60,7 @@ int address_set_congestion(int fd, const struct address *address, const char *na
 struct resolver;
 struct resolver_params {
 	const char *address;
-	struct box *box;
+	struct mailbox *mailbox;
 	void (*done)(void *user, int r, const char *why, const struct addresses *addresses);
 	void *user;
 };

@@ -1,5 +1,5 @@
 /*
- * A worker: the loop of a data thread, or the home loop in its place. And the boxes in which its
+ * A worker: the loop of a data thread, or the home loop in its place. And the mailboxes in which its
  * lanes' mail to home lies, of which home runs a bounded time in each turn.
  */
 #include "transport/common/worker.h"
@@ -8,10 +8,10 @@
 #include "base/loop/thread.h"
 
 /* Mails are run for so long, about a round of a small job, until others that the loop serves have their turn; */
-#define BOXES_TURN_NS (100 * NSEC_PER_USEC)
-/* and those of one box while another has some. */
-#define BOX_TURN_NS (25 * NSEC_PER_USEC)
-#define BOX_UNTIMED 4 /* mails between two looks at the clock */
+#define MAILBOXES_TURN_NS (100 * NSEC_PER_USEC)
+/* and those of one mailbox while another has some. */
+#define MAILBOX_TURN_NS (25 * NSEC_PER_USEC)
+#define MAILBOX_UNTIMED 4 /* mails between two looks at the clock */
 
 /* Takes all that was posted: returns the first of it, or NULL. */
 static struct mail *take(_Atomic(struct mail *) *from, struct mail **ret_last)
@@ -30,103 +30,103 @@ static struct mail *take(_Atomic(struct mail *) *from, struct mail **ret_last)
 }
 
 /* What was posted goes behind what is still to be run. */
-static void box_take(struct box *box)
+static void mailbox_take(struct mailbox *mailbox)
 {
 	struct mail *last;
 
-	*box->last = take(&box->posted, &last);
+	*mailbox->last = take(&mailbox->posted, &last);
 	if (last)
-		box->last = &last->next;
-	if (!list_linked(&box->link))
-		list_push_back(&box->boxes->busy, &box->link);
+		mailbox->last = &last->next;
+	if (!list_linked(&mailbox->link))
+		list_push_back(&mailbox->mailboxes->busy, &mailbox->link);
 }
 
-/* Boxes with mail become busy, in the order in which they were posted. */
-static void boxes_take(struct boxes *boxes)
+/* Mailboxes with mail become busy, in the order in which they were posted. */
+static void mailboxes_take(struct mailboxes *mailboxes)
 {
-	struct mail *last, *first = take(&boxes->posted, &last);
+	struct mail *last, *first = take(&mailboxes->posted, &last);
 
 	while (first) {
 		struct mail *next = first->next;
 
-		/* From here on the box may be posted again. */
-		box_take(container_of(first, struct box, mail));
+		/* From here on the mailbox may be posted again. */
+		mailbox_take(container_of(first, struct mailbox, mail));
 		first = next;
 	}
 }
 
-/* Runs a box's mail until then, or until there is none: then the box may be gone. */
-static void box_run(struct box *box, uint64_t until_ns)
+/* Runs a mailbox's mail until then, or until there is none: then the mailbox may be gone. */
+static void mailbox_run(struct mailbox *mailbox, uint64_t until_ns)
 {
 	for (unsigned n = 1;; n++) {
-		struct mail *mail = box->first;
+		struct mail *mail = mailbox->first;
 		bool is_last = !mail->next;
 
-		box->first = mail->next;
+		mailbox->first = mail->next;
 		if (is_last) {
-			box->last = &box->first;
-			list_remove(&box->link);
+			mailbox->last = &mailbox->first;
+			list_remove(&mailbox->link);
 		}
 		mail->run(mail);
-		if (is_last || (n % BOX_UNTIMED == 0 && clock_now_ns() >= until_ns))
+		if (is_last || (n % MAILBOX_UNTIMED == 0 && clock_now_ns() >= until_ns))
 			return;
 	}
 }
 
 /* Returns whether all of it was run by then. */
-static bool boxes_run(struct boxes *boxes, uint64_t until_ns)
+static bool mailboxes_run(struct mailboxes *mailboxes, uint64_t until_ns)
 {
 	uint64_t now_ns = clock_now_ns();
-	struct box *box;
+	struct mailbox *mailbox;
 
-	while ((box = list_first(&boxes->busy, struct box, link))) {
-		bool is_alone = box->link.next == &boxes->busy;
+	while ((mailbox = list_first(&mailboxes->busy, struct mailbox, link))) {
+		bool is_alone = mailbox->link.next == &mailboxes->busy;
 
 		if (now_ns >= until_ns)
 			return false;
 		/* Behind the others, if it has more. */
-		list_remove(&box->link);
-		list_push_back(&boxes->busy, &box->link);
-		box_run(box, is_alone ? until_ns : MIN(until_ns, now_ns + BOX_TURN_NS));
+		list_remove(&mailbox->link);
+		list_push_back(&mailboxes->busy, &mailbox->link);
+		mailbox_run(mailbox, is_alone ? until_ns : MIN(until_ns, now_ns + MAILBOX_TURN_NS));
 		now_ns = clock_now_ns();
 	}
 	return true;
 }
 
-static void boxes_go_on(struct boxes *boxes)
+static void mailboxes_go_on(struct mailboxes *mailboxes)
 {
-	boxes->goes_on = !boxes_run(boxes, clock_now_ns() + BOXES_TURN_NS);
-	if (boxes->goes_on)
-		loop_post(boxes->loop, &boxes->more);
+	mailboxes->goes_on = !mailboxes_run(mailboxes, clock_now_ns() + MAILBOXES_TURN_NS);
+	if (mailboxes->goes_on)
+		loop_post(mailboxes->loop, &mailboxes->more);
 }
 
-static void boxes_on_more(struct mail *mail)
+static void mailboxes_on_more(struct mail *mail)
 {
-	boxes_go_on(container_of(mail, struct boxes, more));
+	mailboxes_go_on(container_of(mail, struct mailboxes, more));
 }
 
-static void boxes_on_mail(struct mail *mail)
+static void mailboxes_on_mail(struct mail *mail)
 {
-	struct boxes *boxes = container_of(mail, struct boxes, mail);
+	struct mailboxes *mailboxes = container_of(mail, struct mailboxes, mail);
 
-	boxes_take(boxes);
-	if (!boxes->goes_on)
-		boxes_go_on(boxes);
+	mailboxes_take(mailboxes);
+	if (!mailboxes->goes_on)
+		mailboxes_go_on(mailboxes);
 }
 
-void boxes_init(struct boxes *boxes, struct loop *loop)
+void mailboxes_init(struct mailboxes *mailboxes, struct loop *loop)
 {
-	*boxes = (struct boxes){ .loop = loop,
-				 .mail.run = boxes_on_mail,
-				 .more.run = boxes_on_more };
-	list_init(&boxes->busy);
+	*mailboxes = (struct mailboxes){ .loop = loop,
+					 .mail.run = mailboxes_on_mail,
+					 .more.run = mailboxes_on_more };
+	list_init(&mailboxes->busy);
 }
 
-void box_init(struct box *box, struct boxes *boxes)
+void mailbox_init(struct mailbox *mailbox, struct mailboxes *mailboxes)
 {
-	*box = (struct box){ .boxes = boxes };
-	box->last = &box->first;
-	list_init(&box->link);
+	*mailbox = (struct mailbox){ .mailboxes = mailboxes };
+	mailbox->last = &mailbox->first;
+	list_init(&mailbox->link);
 }
 
 /* Returns whether it was empty. */
@@ -141,35 +141,35 @@ static bool push(_Atomic(struct mail *) *posted, struct mail *mail)
 }
 
 /*
- * Whoever finds the box empty puts it among those that have mail, and whoever finds none there puts them into the loop. Home
- * takes mail out of a box only after it has found the box there: who posts is done with the box by then.
+ * Whoever finds the mailbox empty puts it among those that have mail, and whoever finds none there puts them into the loop. Home
+ * takes mail out of a mailbox only after it has found the mailbox there: who posts is done with the mailbox by then.
  */
-void box_post(struct box *box, struct mail *mail)
+void mailbox_post(struct mailbox *mailbox, struct mail *mail)
 {
-	struct boxes *boxes = box->boxes;
+	struct mailboxes *mailboxes = mailbox->mailboxes;
 
-	if (push(&box->posted, mail) && push(&boxes->posted, &box->mail))
-		loop_post(boxes->loop, &boxes->mail);
+	if (push(&mailbox->posted, mail) && push(&mailboxes->posted, &mailbox->mail))
+		loop_post(mailboxes->loop, &mailboxes->mail);
 }
 
-static bool box_is_empty(const struct box *box)
+static bool mailbox_is_empty(const struct mailbox *mailbox)
 {
-	return !box->first && !atomic_load_explicit(&box->posted, memory_order_relaxed);
+	return !mailbox->first && !atomic_load_explicit(&mailbox->posted, memory_order_relaxed);
 }
 
-void boxes_drain(struct boxes *boxes)
+void mailboxes_drain(struct mailboxes *mailboxes)
 {
-	if (boxes->goes_on)
-		loop_unpost(boxes->loop, &boxes->more);
-	boxes->goes_on = false;
+	if (mailboxes->goes_on)
+		loop_unpost(mailboxes->loop, &mailboxes->more);
+	mailboxes->goes_on = false;
 	for (;;) {
-		if (atomic_load(&boxes->posted)) {
-			loop_unpost(boxes->loop, &boxes->mail);
-			boxes_take(boxes);
+		if (atomic_load(&mailboxes->posted)) {
+			loop_unpost(mailboxes->loop, &mailboxes->mail);
+			mailboxes_take(mailboxes);
 		}
-		if (list_empty(&boxes->busy))
+		if (list_empty(&mailboxes->busy))
 			return;
-		(void)boxes_run(boxes, CLOCK_NEVER);
+		(void)mailboxes_run(mailboxes, CLOCK_NEVER);
 	}
 }
 
@@ -184,7 +184,7 @@ int worker_new(struct loop *home, const char *thread, struct worker **ret_worker
 	worker->loop = home;
 	worker->rate = (struct rate){ 0 };
 	worker->n_copied = 0;
-	boxes_init(&worker->to_home, home);
+	mailboxes_init(&worker->to_home, home);
 	if (thread) {
 		r = loop_thread_start(thread, &worker->thread);
 		if (r)
@@ -217,24 +217,24 @@ void worker_post(struct worker *worker, struct mail *mail)
 		mail->run(mail);
 }
 
-void worker_post_home(struct worker *worker, struct box *box, struct mail *mail)
+void worker_post_home(struct worker *worker, struct mailbox *mailbox, struct mail *mail)
 {
-	bool at_once = !worker->thread && box_is_empty(box);
+	bool at_once = !worker->thread && mailbox_is_empty(mailbox);
 
-	if (at_once && worker->until_ns && ++worker->n_mails % BOX_UNTIMED == 0)
+	if (at_once && worker->until_ns && ++worker->n_mails % MAILBOX_UNTIMED == 0)
 		at_once = clock_now_ns() < worker->until_ns;
 	if (at_once)
 		mail->run(mail);
 	else
-		box_post(box, mail);
+		mailbox_post(mailbox, mail);
 }
 
-bool worker_receive(struct worker *worker, const struct box *box)
+bool worker_receive(struct worker *worker, const struct mailbox *mailbox)
 {
 	if (worker->thread)
 		return true;
-	worker->until_ns = clock_now_ns() + BOXES_TURN_NS;
-	return box_is_empty(box);
+	worker->until_ns = clock_now_ns() + MAILBOXES_TURN_NS;
+	return mailbox_is_empty(mailbox);
 }
 
 void worker_received(struct worker *worker)

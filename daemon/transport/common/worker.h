@@ -24,35 +24,35 @@ static_assert(2 * (sizeof(struct data_header) + DATA_PACK_MAX * sizeof(struct da
 	      "two packs fit, so one of two that come together is whole");
 
 /*
- * Boxes: mail to home that transport_close() can still find. Each lane has one, and those of a worker's lanes take turns: what
+ * Mailboxes: mail to home that transport_close() can still find. Each lane has one, and those of a worker's lanes take turns: what
  * one peer sends does not wait for all that another has sent. A turn of the loop runs no more mail than takes a moment.
  */
-struct boxes {
+struct mailboxes {
 	struct loop *loop;
-	_Atomic(struct mail *) posted; /* of boxes that have mail; last first */
+	_Atomic(struct mail *) posted; /* of mailboxes that have mail; last first */
 	struct mail mail;	       /* in the loop while posted is not empty */
 	/* Home thread. */
-	struct list busy; /* boxes with mail that was taken out, and is still to be run */
+	struct list busy; /* mailboxes with mail that was taken out, and is still to be run */
 	struct mail
 		more; /* in the loop while goes_on: the rest of these is left to the next turn */
 	bool goes_on;
 };
 
-struct box {
-	struct boxes *boxes;
+struct mailbox {
+	struct mailboxes *mailboxes;
 	_Atomic(struct mail *) posted; /* last first */
-	struct mail mail;	       /* among those posted to boxes while posted is not empty */
+	struct mail mail; /* among those posted to mailboxes while posted is not empty */
 	/* Home thread. */
 	struct mail *first, **last; /* taken out; last: where the next is put */
-	struct list link;	    /* in boxes->busy */
+	struct list link;	    /* in mailboxes->busy */
 };
 
-void boxes_init(struct boxes *boxes, struct loop *loop);
-void box_init(struct box *box, struct boxes *boxes);
-/* Any thread. The mail that is the last of a box, and after which nobody posts, may free the box when it runs. */
-void box_post(struct box *box, struct mail *mail);
+void mailboxes_init(struct mailboxes *mailboxes, struct loop *loop);
+void mailbox_init(struct mailbox *mailbox, struct mailboxes *mailboxes);
+/* Any thread. The mail that is the last of a mailbox, and after which nobody posts, may free the mailbox when it runs. */
+void mailbox_post(struct mailbox *mailbox, struct mail *mail);
 /* Runs what is in them, and what that adds, until they are empty; the loop forgets them. Home thread. */
-void boxes_drain(struct boxes *boxes);
+void mailboxes_drain(struct mailboxes *mailboxes);
 
 /* A header as it is sent, with as much of a seal as the lane has. */
 struct wire {
@@ -61,7 +61,7 @@ struct wire {
 };
 
 /* What goes under one header: a message, or several small ones. */
-struct parcel {
+struct frame {
 	struct message **messages;
 	const struct wire *wire;
 	const struct data_packed *packed; /* of several: as many */
@@ -74,8 +74,8 @@ struct parcel {
 
 /* One of which a part was written. */
 struct begun {
-	struct parcel parcel; /* n 0: none. It leads to what follows */
-	size_t done;	      /* bytes of it that are written */
+	struct frame frame; /* n 0: none. It leads to what follows */
+	size_t done;	    /* bytes of it that are written */
 	struct message *messages[DATA_PACK_MAX];
 	struct wire wire;
 	struct data_packed packed[DATA_PACK_MAX];
@@ -83,12 +83,12 @@ struct begun {
 
 struct batch {
 	struct message *messages[SEND_MESSAGES];
-	struct parcel parcels[SEND_MESSAGES +
-			      1]; /* the one that was begun is the first, if there is one */
+	struct frame frames[SEND_MESSAGES +
+			    1]; /* the one that was begun is the first, if there is one */
 	struct wire wire[SEND_MESSAGES];
 	struct data_packed packed[SEND_MESSAGES];
 	struct iovec iov[5 * (SEND_MESSAGES + DATA_PACK_MAX)];
-	size_t n_messages, n_parcels, n_iov, len;
+	size_t n_messages, n_frames, n_iov, len;
 	bool is_cut;		 /* there is more of the last message */
 	unsigned char wrong[16]; /* failpoints: what is sent instead of the start of a payload */
 };
@@ -106,7 +106,7 @@ void rate_count(struct rate *rate, uint64_t bytes, uint64_t now_ns);
 struct worker {
 	struct loop *loop;
 	struct loop_thread *thread; /* NULL: loop is home */
-	struct boxes to_home;	    /* of its lanes */
+	struct mailboxes to_home;   /* of its lanes */
 	struct batch batch;
 	struct rate rate;
 	uint64_t n_copied; /* bytes of payloads, while it receives */
@@ -125,10 +125,10 @@ struct worker *worker_free(struct worker *worker);
 /* Mail to a lane of this worker: run at once when that is home, where we are. */
 void worker_post(struct worker *worker, struct mail *mail);
 /*
- * Mail to home of a lane of this worker, which the box is of: run at once when that is home, where we are, but behind what lies
- * in the box, and of what is received in one go no more than takes a moment.
+ * Mail to home of a lane of this worker, which the mailbox is of: run at once when that is home, where we are, but behind what lies
+ * in the mailbox, and of what is received in one go no more than takes a moment.
  */
-void worker_post_home(struct worker *worker, struct box *box, struct mail *mail);
+void worker_post_home(struct worker *worker, struct mailbox *mailbox, struct mail *mail);
 /* A lane is about to receive. Returns false when home has still to run what came before: then it has to wait. */
-bool worker_receive(struct worker *worker, const struct box *box);
+bool worker_receive(struct worker *worker, const struct mailbox *mailbox);
 void worker_received(struct worker *worker);

@@ -115,5 +115,5 @@ void incoming_written(struct incoming *incoming, bool is_written)
 	}
 	incoming->is_written = is_written;
 	incoming->message.mail.run = incoming_on_written;
-	box_post(&incoming->lane->to_home, &incoming->message.mail);
+	mailbox_post(&incoming->lane->to_home, &incoming->message.mail);
 }

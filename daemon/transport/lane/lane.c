@@ -88,7 +88,7 @@ uint64_t lane_queued(const struct lane *lane)
 
 void lane_start(struct lane *lane)
 {
-	box_init(&lane->to_home, &lane->worker->to_home);
+	mailbox_init(&lane->to_home, &lane->worker->to_home);
 	worker_post(lane->worker, &lane->start);
 }
 
@@ -150,7 +150,7 @@ void lane_fail(struct lane *lane, int status, const char *format, ...)
 	(void)vsnprintf(lane->failure.text, sizeof(lane->failure.text), format, args);
 	va_end(args);
 	lane_cut(lane);
-	box_post(&lane->to_home, &lane->lost);
+	mailbox_post(&lane->to_home, &lane->lost);
 }
 
 void lane_heard(struct lane *lane, uint64_t now_ns)
@@ -299,5 +299,5 @@ static void lane_on_close(struct mail *mail)
 	lane->ops->release(lane);
 	while ((message = queue_pop(&lane->output.queue)))
 		lane_message_done(lane, message, false);
-	box_post(&lane->to_home, &lane->closed);
+	mailbox_post(&lane->to_home, &lane->closed);
 }

@@ -141,7 +141,7 @@ struct lane {
 	bool is_failed; /* the socket is closed */
 	struct failure failure;
 	struct mail lost, closed;
-	struct box to_home;
+	struct mailbox to_home;
 
 	struct lane_output output;
 	struct cookies cookies;

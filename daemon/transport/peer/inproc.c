@@ -50,7 +50,7 @@ void inproc_call(struct call *call)
 	call->state = CALL_QUEUED;
 	list_push_back(&peer->calls, &call->link);
 	call->message.mail.run = inproc_on_call;
-	box_post(&peer->transport->box, &call->message.mail);
+	mailbox_post(&peer->transport->mailbox, &call->message.mail);
 }
 
 static void inproc_on_answer(struct mail *mail)
@@ -102,7 +102,7 @@ void inproc_answer(struct incoming *incoming, const struct data_header *header, 
 			inproc_take(call, block, payload);
 		}
 		call->message.mail.run = inproc_on_answer;
-		box_post(&call->peer->transport->box, &call->message.mail);
+		mailbox_post(&call->peer->transport->mailbox, &call->message.mail);
 	}
 	incoming_free(incoming);
 }
@@ -122,7 +122,7 @@ void inproc_notice(struct peer *peer, struct notice *notice)
 {
 	notice->peer = peer;
 	notice->message.mail.run = inproc_on_notice;
-	box_post(&peer->transport->box, &notice->message.mail);
+	mailbox_post(&peer->transport->mailbox, &notice->message.mail);
 }
 
 /* -- Memory of the caller's -------------------------------------------------------------------- */

@@ -251,7 +251,7 @@ static void peer_post(struct peer *peer)
 	if (peer->is_posted)
 		return;
 	peer->is_posted = true;
-	box_post(&peer->transport->box, &peer->mail);
+	mailbox_post(&peer->transport->mailbox, &peer->mail);
 }
 
 static void tell_loss(struct peer *peer)

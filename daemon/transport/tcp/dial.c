@@ -340,7 +340,7 @@ static void resolve(struct dial *dial)
 	struct transport *transport = dial->peer->transport;
 	struct resolver_params params = {
 		.address = dial->peer->address,
-		.box = &transport->box,
+		.mailbox = &transport->mailbox,
 		.done = on_resolved,
 		.user = dial,
 	};

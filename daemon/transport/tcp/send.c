@@ -29,17 +29,17 @@ static size_t head_len(const struct lane *lane)
 }
 
 /* What a pack says of its messages, without the seal. */
-static size_t packed_len(const struct parcel *parcel)
+static size_t packed_len(const struct frame *frame)
 {
-	return parcel->n > 1 ? parcel->n * sizeof(parcel->packed[0]) : 0;
+	return frame->n > 1 ? frame->n * sizeof(frame->packed[0]) : 0;
 }
 
-static size_t parcel_len(const struct lane *lane, const struct parcel *parcel)
+static size_t frame_len(const struct lane *lane, const struct frame *frame)
 {
-	size_t packed = packed_len(parcel);
+	size_t packed = packed_len(frame);
 
-	return head_len(lane) + packed + (packed ? lane->out.len : 0) + parcel->payload_len +
-	       (parcel->payload_len ? lane->out.len : 0);
+	return head_len(lane) + packed + (packed ? lane->out.len : 0) + frame->payload_len +
+	       (frame->payload_len ? lane->out.len : 0);
 }
 
 static void batch_iov(struct batch *batch, const void *data, size_t len)
@@ -58,15 +58,15 @@ static size_t add_wrong(struct batch *batch, const char *payload, size_t len)
 	return len;
 }
 
-/* So many bytes more of a parcel's payloads, right before the kernel copies them. */
-static void seal_payload(struct lane *lane, struct parcel *parcel, const void *data, size_t len)
+/* So many bytes more of a frame's payloads, right before the kernel copies them. */
+static void seal_payload(struct lane *lane, struct frame *frame, const void *data, size_t len)
 {
 	if (!lane->out.len || !len)
 		return;
 	seal_add(&lane->out, data, len);
-	parcel->sealed += (uint32_t)len;
-	if (parcel->sealed == parcel->payload_len)
-		seal_end(&lane->out, parcel->seal);
+	frame->sealed += (uint32_t)len;
+	if (frame->sealed == frame->payload_len)
+		seal_end(&lane->out, frame->seal);
 }
 
 /* len bytes of a payload from skip on, which are in their seal. */
@@ -90,17 +90,16 @@ static void batch_rest(struct batch *batch, const void *data, size_t len, size_t
 }
 
 /* The payload of a message alone, as far as one system call takes it. */
-static void batch_message(struct lane *lane, struct batch *batch, struct parcel *parcel,
-			  size_t *skip)
+static void batch_message(struct lane *lane, struct batch *batch, struct frame *frame, size_t *skip)
 {
-	const struct message *message = parcel->messages[0];
+	const struct message *message = frame->messages[0];
 	size_t len = message->header->len, n;
 
 	if (*skip < len) {
 		n = MIN(len - *skip, send_bytes(lane) - MIN(batch->len, send_bytes(lane)));
-		if (*skip + n > parcel->sealed)
-			seal_payload(lane, parcel, (const char *)message->payload + parcel->sealed,
-				     *skip + n - parcel->sealed);
+		if (*skip + n > frame->sealed)
+			seal_payload(lane, frame, (const char *)message->payload + frame->sealed,
+				     *skip + n - frame->sealed);
 		if (n)
 			batch_payload(batch, message, *skip, n);
 		batch->is_cut = n < len - *skip;
@@ -109,37 +108,37 @@ static void batch_message(struct lane *lane, struct batch *batch, struct parcel 
 }
 
 /* The payloads of several: all of them, since they are small. */
-static void batch_pack(struct batch *batch, const struct parcel *parcel, size_t *skip)
+static void batch_pack(struct batch *batch, const struct frame *frame, size_t *skip)
 {
-	for (unsigned i = 0; i < parcel->n; i++) {
-		size_t len = parcel->messages[i]->header->len;
+	for (unsigned i = 0; i < frame->n; i++) {
+		size_t len = frame->messages[i]->header->len;
 
 		if (*skip < len)
-			batch_payload(batch, parcel->messages[i], *skip, len - *skip);
+			batch_payload(batch, frame->messages[i], *skip, len - *skip);
 		*skip -= MIN(*skip, len);
 	}
 }
 
 /*
- * Adds what is left of a parcel, of which skip bytes are written already; no more than one system
+ * Adds what is left of a frame, of which skip bytes are written already; no more than one system
  * call is offered.
  */
-static void batch_add(struct lane *lane, struct batch *batch, struct parcel *parcel, size_t skip)
+static void batch_add(struct lane *lane, struct batch *batch, struct frame *frame, size_t skip)
 {
-	batch_rest(batch, parcel->wire, head_len(lane), &skip);
-	if (parcel->n > 1) {
-		batch_rest(batch, parcel->packed, packed_len(parcel), &skip);
-		batch_rest(batch, parcel->packed_seal, lane->out.len, &skip);
-		batch_pack(batch, parcel, &skip);
+	batch_rest(batch, frame->wire, head_len(lane), &skip);
+	if (frame->n > 1) {
+		batch_rest(batch, frame->packed, packed_len(frame), &skip);
+		batch_rest(batch, frame->packed_seal, lane->out.len, &skip);
+		batch_pack(batch, frame, &skip);
 	} else {
-		batch_message(lane, batch, parcel, &skip);
+		batch_message(lane, batch, frame, &skip);
 	}
-	if (parcel->payload_len && !batch->is_cut)
-		batch_rest(batch, parcel->seal, lane->out.len, &skip);
+	if (frame->payload_len && !batch->is_cut)
+		batch_rest(batch, frame->seal, lane->out.len, &skip);
 }
 
 /* One that has just left the queue. */
-static int take(struct lane *lane, struct batch *batch, struct parcel *parcel,
+static int take(struct lane *lane, struct batch *batch, struct frame *frame,
 		struct message *message)
 {
 	int r;
@@ -150,7 +149,7 @@ static int take(struct lane *lane, struct batch *batch, struct parcel *parcel,
 		return error_trace(r);
 	}
 	batch->messages[batch->n_messages++] = message;
-	parcel->n++;
+	frame->n++;
 	return 0;
 }
 
@@ -158,62 +157,62 @@ static int take(struct lane *lane, struct batch *batch, struct parcel *parcel,
  * Those of its job next to it that are small like it leave with it; none is waited for, and none
  * overtakes another.
  */
-static int take_more(struct lane *lane, struct batch *batch, struct parcel *parcel)
+static int take_more(struct lane *lane, struct batch *batch, struct frame *frame)
 {
-	const struct data_header *first = parcel->messages[0]->header;
+	const struct data_header *first = frame->messages[0]->header;
 	const struct message *next;
 	uint32_t len = first->len;
 	int r = 0;
 
 	if (!lane->has_packs || !data_may_pack(first))
 		return 0;
-	while (!r && batch->n_messages < SEND_MESSAGES && parcel->n < DATA_PACK_MAX &&
+	while (!r && batch->n_messages < SEND_MESSAGES && frame->n < DATA_PACK_MAX &&
 	       (next = queue_next(&lane->output.queue)) && data_packs_with(first, next->header) &&
 	       len + next->header->len <= DATA_PACKED_LEN) {
 		len += next->header->len;
-		r = take(lane, batch, parcel, queue_pop_next(&lane->output.queue));
+		r = take(lane, batch, frame, queue_pop_next(&lane->output.queue));
 	}
 	return r;
 }
 
 /* What it says of several messages is made, and the seals of that and of their payloads. */
-static void seal_pack(struct lane *lane, struct parcel *parcel, struct data_packed *packed)
+static void seal_pack(struct lane *lane, struct frame *frame, struct data_packed *packed)
 {
-	for (unsigned i = 0; i < parcel->n; i++)
-		data_pack(parcel->messages[i]->header, &packed[i]);
-	parcel->packed = packed;
+	for (unsigned i = 0; i < frame->n; i++)
+		data_pack(frame->messages[i]->header, &packed[i]);
+	frame->packed = packed;
 	if (!lane->out.len)
 		return;
-	seal_make(&lane->out, packed, packed_len(parcel), parcel->packed_seal);
-	if (parcel->payload_len)
+	seal_make(&lane->out, packed, packed_len(frame), frame->packed_seal);
+	if (frame->payload_len)
 		seal_begin(&lane->out);
-	for (unsigned i = 0; i < parcel->n; i++)
-		seal_payload(lane, parcel, parcel->messages[i]->payload,
-			     parcel->messages[i]->header->len);
+	for (unsigned i = 0; i < frame->n; i++)
+		seal_payload(lane, frame, frame->messages[i]->payload,
+			     frame->messages[i]->header->len);
 }
 
 /* Its header is made, and all seals but that of the payload of a message alone, which is begun. */
-static void seal(struct lane *lane, struct batch *batch, struct parcel *parcel)
+static void seal(struct lane *lane, struct batch *batch, struct frame *frame)
 {
-	size_t first = batch->n_messages - parcel->n;
+	size_t first = batch->n_messages - frame->n;
 	struct wire *wire = &batch->wire[first];
 
-	for (unsigned i = 0; i < parcel->n; i++)
-		parcel->payload_len += parcel->messages[i]->header->len;
-	wire->header = *parcel->messages[0]->header;
-	if (parcel->n > 1)
-		data_pack_header(parcel->messages[0]->header, parcel->n, parcel->payload_len,
+	for (unsigned i = 0; i < frame->n; i++)
+		frame->payload_len += frame->messages[i]->header->len;
+	wire->header = *frame->messages[0]->header;
+	if (frame->n > 1)
+		data_pack_header(frame->messages[0]->header, frame->n, frame->payload_len,
 				 &wire->header);
 	data_header_encode(&wire->header);
-	parcel->wire = wire;
-	parcel->number = lane->out.number;
+	frame->wire = wire;
+	frame->number = lane->out.number;
 	if (lane->out.len)
 		seal_make(&lane->out, &wire->header, sizeof(wire->header), wire->seal);
 	if (FAILPOINT_CORRUPTS("header-sent"))
 		wire->header.round ^= 1;
-	if (parcel->n > 1)
-		seal_pack(lane, parcel, &batch->packed[first]);
-	else if (lane->out.len && parcel->payload_len)
+	if (frame->n > 1)
+		seal_pack(lane, frame, &batch->packed[first]);
+	else if (lane->out.len && frame->payload_len)
 		seal_begin(&lane->out);
 }
 
@@ -221,26 +220,26 @@ static int lane_fill_batch(struct lane *lane, struct batch *batch)
 {
 	int r = 0;
 
-	batch->n_messages = batch->n_parcels = batch->n_iov = batch->len = 0;
+	batch->n_messages = batch->n_frames = batch->n_iov = batch->len = 0;
 	batch->is_cut = false;
-	/* It may be cut again: what it has in its seal by then is the batch's parcel's to know. */
-	if (lane->begun.parcel.n) {
-		batch->parcels[batch->n_parcels++] = lane->begun.parcel;
-		batch_add(lane, batch, &batch->parcels[0], lane->begun.done);
+	/* It may be cut again: what it has in its seal by then is the batch's frame's to know. */
+	if (lane->begun.frame.n) {
+		batch->frames[batch->n_frames++] = lane->begun.frame;
+		batch_add(lane, batch, &batch->frames[0], lane->begun.done);
 	}
 	while (!r && batch->n_messages < SEND_MESSAGES && batch->len < send_bytes(lane) &&
 	       lane->output.queue.n) {
-		struct parcel *parcel = &batch->parcels[batch->n_parcels];
+		struct frame *frame = &batch->frames[batch->n_frames];
 
-		*parcel = (struct parcel){ .messages = &batch->messages[batch->n_messages] };
-		r = take(lane, batch, parcel, queue_pop(&lane->output.queue));
+		*frame = (struct frame){ .messages = &batch->messages[batch->n_messages] };
+		r = take(lane, batch, frame, queue_pop(&lane->output.queue));
 		if (!r)
-			r = take_more(lane, batch, parcel);
-		if (!parcel->n)
+			r = take_more(lane, batch, frame);
+		if (!frame->n)
 			break;
-		batch->n_parcels++;
-		seal(lane, batch, parcel);
-		batch_add(lane, batch, parcel, 0);
+		batch->n_frames++;
+		seal(lane, batch, frame);
+		batch_add(lane, batch, frame, 0);
 	}
 	return !r && lane->out.is_broken ? error_origin(-EIO) : r;
 }
@@ -264,39 +263,39 @@ static void done_with(struct lane *lane, struct message **messages, size_t n)
 }
 
 /* It has to go on with exactly what it says that it has. */
-static void begin(struct lane *lane, const struct parcel *parcel)
+static void begin(struct lane *lane, const struct frame *frame)
 {
 	struct begun *begun = &lane->begun;
 
-	begun->parcel = *parcel;
+	begun->frame = *frame;
 	begun->done = 0;
-	begun->wire = *parcel->wire;
-	memcpy(begun->messages, parcel->messages, parcel->n * sizeof(begun->messages[0]));
-	begun->parcel.messages = begun->messages;
-	begun->parcel.wire = &begun->wire;
-	if (parcel->n == 1)
+	begun->wire = *frame->wire;
+	memcpy(begun->messages, frame->messages, frame->n * sizeof(begun->messages[0]));
+	begun->frame.messages = begun->messages;
+	begun->frame.wire = &begun->wire;
+	if (frame->n == 1)
 		return;
-	memcpy(begun->packed, parcel->packed, parcel->n * sizeof(begun->packed[0]));
-	begun->parcel.packed = begun->packed;
+	memcpy(begun->packed, frame->packed, frame->n * sizeof(begun->packed[0]));
+	begun->frame.packed = begun->packed;
 }
 
-/* The seal behind the last of a parcel's. */
-static uint64_t next_number(const struct parcel *parcel)
+/* The seal behind the last of a frame's. */
+static uint64_t next_number(const struct frame *frame)
 {
-	return parcel->number + 1 + (parcel->n > 1) + !!parcel->payload_len;
+	return frame->number + 1 + (frame->n > 1) + !!frame->payload_len;
 }
 
 /* What was begun is all written, and its messages are done with. */
 static void end_begun(struct lane *lane)
 {
-	unsigned n = lane->begun.parcel.n;
+	unsigned n = lane->begun.frame.n;
 
-	lane->begun.parcel.n = 0;
+	lane->begun.frame.n = 0;
 	done_with(lane, lane->begun.messages, n);
 }
 
 /*
- * What was written of the batch is done with; what was begun is the lane's begun parcel; the rest
+ * What was written of the batch is done with; what was begun is the lane's begun frame; the rest
  * goes back into the queue, where more urgent ones may still come before it, and its seals are made
  * anew. In that order from the back, since whoever is told that his call was sent may post the
  * next, and pushing back must not need memory.
@@ -305,10 +304,10 @@ static void lane_empty_batch(struct lane *lane, struct batch *batch, size_t writ
 {
 	size_t n_whole = 0, n_back = batch->n_messages, left = written;
 	struct begun *begun = &lane->begun;
-	bool goes_on = begun->parcel.n;
+	bool goes_on = begun->frame.n;
 
-	for (; n_whole < batch->n_parcels; n_whole++) {
-		size_t len = parcel_len(lane, &batch->parcels[n_whole]);
+	for (; n_whole < batch->n_frames; n_whole++) {
+		size_t len = frame_len(lane, &batch->frames[n_whole]);
 
 		if (!n_whole && goes_on)
 			len -= begun->done;
@@ -316,29 +315,29 @@ static void lane_empty_batch(struct lane *lane, struct batch *batch, size_t writ
 			break;
 		left -= len;
 	}
-	for (size_t i = batch->n_parcels; i-- > n_whole;) {
-		struct parcel *parcel = &batch->parcels[i];
+	for (size_t i = batch->n_frames; i-- > n_whole;) {
+		struct frame *frame = &batch->frames[i];
 
-		lane->out.number = parcel->number;
+		lane->out.number = frame->number;
 		if ((!i && goes_on) || (i == n_whole && left)) {
-			lane->out.number = next_number(parcel);
+			lane->out.number = next_number(frame);
 			continue;
 		}
-		for (unsigned n = parcel->n; n-- > 0;)
-			queue_return(&lane->output.queue, parcel->messages[n]);
-		n_back -= parcel->n;
+		for (unsigned n = frame->n; n-- > 0;)
+			queue_return(&lane->output.queue, frame->messages[n]);
+		n_back -= frame->n;
 	}
 	if (goes_on && n_whole) {
 		end_begun(lane);
 	} else if (goes_on) {
 		begun->done += left;
-		begun->parcel.sealed = batch->parcels[0].sealed;
-		memcpy(begun->parcel.seal, batch->parcels[0].seal, sizeof(begun->parcel.seal));
+		begun->frame.sealed = batch->frames[0].sealed;
+		memcpy(begun->frame.seal, batch->frames[0].seal, sizeof(begun->frame.seal));
 	}
 	if (left && !(goes_on && !n_whole)) {
-		begin(lane, &batch->parcels[n_whole]);
+		begin(lane, &batch->frames[n_whole]);
 		begun->done = left;
-		n_back -= batch->parcels[n_whole].n;
+		n_back -= batch->frames[n_whole].n;
 	}
 	done_with(lane, batch->messages, n_back);
 }
@@ -412,7 +411,7 @@ void lane_flush(struct lane *lane)
 	lane_set_ahead(lane);
 	lane_set_flight(lane, clock_now_ns());
 	for (unsigned i = 0; i < SEND_ROUNDS; i++) {
-		if (!lane->begun.parcel.n && !lane->output.queue.n) {
+		if (!lane->begun.frame.n && !lane->output.queue.n) {
 			fair_rest(&lane->output.queue);
 			lane_want(lane, EPOLLIN);
 			return;
@@ -420,6 +419,5 @@ void lane_flush(struct lane *lane)
 		if (!lane_flush_once(lane))
 			return;
 	}
-	lane_want(lane,
-		  lane->begun.parcel.n || lane->output.queue.n ? EPOLLIN | EPOLLOUT : EPOLLIN);
+	lane_want(lane, lane->begun.frame.n || lane->output.queue.n ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }

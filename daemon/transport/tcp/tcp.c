@@ -41,9 +41,9 @@ static void tcp_release(struct lane *lane)
 {
 	if (lane->index != DATA_LANE_BEAT)
 		atomic_fetch_sub_explicit(&lane->transport->n_tcp_lanes, 1, memory_order_relaxed);
-	for (unsigned i = 0; i < lane->begun.parcel.n; i++)
+	for (unsigned i = 0; i < lane->begun.frame.n; i++)
 		lane_message_done(lane, lane->begun.messages[i], false);
-	lane->begun.parcel.n = 0;
+	lane->begun.frame.n = 0;
 	lane_receive_done(lane);
 }
 

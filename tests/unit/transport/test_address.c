@@ -89,13 +89,13 @@ TEST(resolver_answers_in_the_loop)
 	struct resolver_params params = { .address = "localhost:1",
 					  .done = on_resolved,
 					  .user = &resolved };
-	struct boxes boxes;
-	struct box box;
+	struct mailboxes mailboxes;
+	struct mailbox mailbox;
 
 	ASSERT_OK(loop_new(&loop));
-	boxes_init(&boxes, loop);
-	box_init(&box, &boxes);
-	params.box = &box;
+	mailboxes_init(&mailboxes, loop);
+	mailbox_init(&mailbox, &mailboxes);
+	params.mailbox = &mailbox;
 	ASSERT_OK(resolver_start(&params, &resolver));
 	while (!resolved.n)
 		ASSERT_OK(loop_turn(loop, -1));
@@ -113,13 +113,13 @@ TEST(resolver_given_up)
 	struct resolver_params params = { .address = "localhost:1",
 					  .done = on_resolved,
 					  .user = &resolved };
-	struct boxes boxes;
-	struct box box;
+	struct mailboxes mailboxes;
+	struct mailbox mailbox;
 
 	ASSERT_OK(loop_new(&loop));
-	boxes_init(&boxes, loop);
-	box_init(&box, &boxes);
-	params.box = &box;
+	mailboxes_init(&mailboxes, loop);
+	mailbox_init(&mailbox, &mailboxes);
+	params.mailbox = &mailbox;
 	for (unsigned i = 0; i < ARRAY_SIZE(resolvers); i++)
 		ASSERT_OK(resolver_start(&params, &resolvers[i]));
 	for (unsigned i = 0; i < ARRAY_SIZE(resolvers); i++)
@@ -129,7 +129,7 @@ TEST(resolver_given_up)
 		ASSERT_OK(loop_turn(loop, -1));
 	ASSERT_EQ(resolved.n, 1);
 	resolver_free(last);
-	boxes_drain(&boxes);
+	mailboxes_drain(&mailboxes);
 	ASSERT_EQ(resolved.n, 1);
 }
 

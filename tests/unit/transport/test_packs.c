@@ -606,7 +606,7 @@ static struct pair *narrow_new(int *ret_fd, struct calls *calls)
 	ASSERT_OK(
 		setsockopt(lane_of(pair)->source.fd, SOL_SOCKET, SO_SNDBUF, &least, sizeof(least)));
 	begin_all(pair, calls);
-	while (lane_of(pair)->begun.parcel.n < 2)
+	while (lane_of(pair)->begun.frame.n < 2)
 		ASSERT_OK(loop_turn(pair->loop, 0));
 	return pair;
 }

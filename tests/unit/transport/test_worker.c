@@ -1,4 +1,4 @@
-/* Boxes of mail to home: bounded turns, order, and turns between them. */
+/* Mailboxes of mail to home: bounded turns, order, and turns between them. */
 #include "base/clock.h"
 #include "test.h"
 #include "transport/common/worker.h"
@@ -29,20 +29,20 @@ static void other(struct mail *mail)
 }
 
 /* Whoever the loop serves besides has its turn before all of it is done, and the rest follows in its order. */
-TEST(a_full_box_gives_way)
+TEST(a_full_mailbox_gives_way)
 {
 	_cleanup_(loop_freep) struct loop *loop = NULL;
 	static struct job jobs[N];
 	struct mail mail = { .run = other };
-	struct boxes boxes;
-	struct box box;
+	struct mailboxes mailboxes;
+	struct mailbox mailbox;
 
 	ASSERT_OK(loop_new(&loop));
-	boxes_init(&boxes, loop);
-	box_init(&box, &boxes);
+	mailboxes_init(&mailboxes, loop);
+	mailbox_init(&mailbox, &mailboxes);
 	for (unsigned i = 0; i < N; i++) {
 		jobs[i] = (struct job){ .mail.run = work, .number = i };
-		box_post(&box, &jobs[i].mail);
+		mailbox_post(&mailbox, &jobs[i].mail);
 	}
 	loop_post(loop, &mail);
 	while (n_run < N)
@@ -51,23 +51,23 @@ TEST(a_full_box_gives_way)
 	ASSERT_INT(n_run_before_other, <, N);
 }
 
-TEST(a_box_is_drained_in_its_order)
+TEST(a_mailbox_is_drained_in_its_order)
 {
 	_cleanup_(loop_freep) struct loop *loop = NULL;
 	static struct job jobs[N];
-	struct boxes boxes;
-	struct box box;
+	struct mailboxes mailboxes;
+	struct mailbox mailbox;
 
 	ASSERT_OK(loop_new(&loop));
-	boxes_init(&boxes, loop);
-	box_init(&box, &boxes);
+	mailboxes_init(&mailboxes, loop);
+	mailbox_init(&mailbox, &mailboxes);
 	for (unsigned i = 0; i < N; i++) {
 		jobs[i] = (struct job){ .mail.run = work, .number = i };
-		box_post(&box, &jobs[i].mail);
+		mailbox_post(&mailbox, &jobs[i].mail);
 		if (i == N / 2)
 			ASSERT_OK(loop_turn(loop, 0));
 	}
-	boxes_drain(&boxes);
+	mailboxes_drain(&mailboxes);
 	ASSERT_EQ(n_run, N);
 	ASSERT_OK(loop_turn(loop, 0));
 }
@@ -79,28 +79,28 @@ static void count(struct mail *mail)
 }
 
 /* What one lane has does not wait for all that another has; and each lane's is run in its order. */
-TEST(boxes_take_turns)
+TEST(mailboxes_take_turns)
 {
 	_cleanup_(loop_freep) struct loop *loop = NULL;
 	static struct job jobs[N];
 	struct mail mail = { .run = count };
-	struct boxes boxes;
-	struct box full, other_box;
+	struct mailboxes mailboxes;
+	struct mailbox full, other_mailbox;
 
 	ASSERT_OK(loop_new(&loop));
-	boxes_init(&boxes, loop);
-	box_init(&full, &boxes);
-	box_init(&other_box, &boxes);
+	mailboxes_init(&mailboxes, loop);
+	mailbox_init(&full, &mailboxes);
+	mailbox_init(&other_mailbox, &mailboxes);
 	for (unsigned i = 0; i < N; i++) {
 		jobs[i] = (struct job){ .mail.run = work, .number = i };
-		box_post(&full, &jobs[i].mail);
+		mailbox_post(&full, &jobs[i].mail);
 	}
-	box_post(&other_box, &mail);
+	mailbox_post(&other_mailbox, &mail);
 	while (n_run < N)
 		ASSERT_OK(loop_turn(loop, 0));
-	/* As many as go between two looks at the clock, and they take longer than a box has. */
+	/* As many as go between two looks at the clock, and they take longer than a mailbox has. */
 	ASSERT_EQ(n_run_before_other, 4);
-	boxes_drain(&boxes);
+	mailboxes_drain(&mailboxes);
 }
 
 /* Where home has no thread beside it, what one lane receives in one go is run at once only as far as takes a moment. */
@@ -109,46 +109,46 @@ TEST(home_receives_for_a_moment)
 	_cleanup_(loop_freep) struct loop *loop = NULL;
 	static struct job jobs[N], late;
 	struct worker *worker;
-	struct box box, empty;
+	struct mailbox mailbox, empty;
 	unsigned n_at_once;
 
 	ASSERT_OK(loop_new(&loop));
 	ASSERT_OK(worker_new(loop, NULL, &worker));
-	box_init(&box, &worker->to_home);
-	box_init(&empty, &worker->to_home);
-	ASSERT_TRUE(worker_receive(worker, &box));
+	mailbox_init(&mailbox, &worker->to_home);
+	mailbox_init(&empty, &worker->to_home);
+	ASSERT_TRUE(worker_receive(worker, &mailbox));
 	for (unsigned i = 0; i < N; i++) {
 		jobs[i] = (struct job){ .mail.run = work, .number = i };
-		worker_post_home(worker, &box, &jobs[i].mail);
+		worker_post_home(worker, &mailbox, &jobs[i].mail);
 	}
 	/* 100 us, and as many as go between two looks at the clock. */
 	n_at_once = n_run;
 	ASSERT_INT(n_at_once, >, 0);
 	ASSERT_INT(n_at_once, <=, 8);
 	/* No more is read; and nothing overtakes what waits. */
-	ASSERT_TRUE(!worker_receive(worker, &box));
+	ASSERT_TRUE(!worker_receive(worker, &mailbox));
 	ASSERT_TRUE(worker_receive(worker, &empty));
 	worker_received(worker);
 	late = (struct job){ .mail.run = work, .number = N };
-	worker_post_home(worker, &box, &late.mail);
+	worker_post_home(worker, &mailbox, &late.mail);
 	ASSERT_EQ(n_run, n_at_once);
 	ASSERT_OK(loop_turn(loop, 0));
 	ASSERT_INT(n_run, >, n_at_once);
 	ASSERT_INT(n_run, <, N);
 	while (n_run <= N)
 		ASSERT_OK(loop_turn(loop, 0));
-	ASSERT_TRUE(worker_receive(worker, &box));
+	ASSERT_TRUE(worker_receive(worker, &mailbox));
 	worker_received(worker);
 	/* What is not received is run at once, however long it takes. */
 	for (unsigned i = 0; i < N; i++) {
 		jobs[i].number = N + 1 + i;
-		worker_post_home(worker, &box, &jobs[i].mail);
+		worker_post_home(worker, &mailbox, &jobs[i].mail);
 	}
 	ASSERT_EQ(n_run, 2 * N + 1);
 	(void)worker_free(worker);
 }
 
-static struct box *freed;
+static struct mailbox *freed;
 
 static void free_it(struct mail *mail)
 {
@@ -157,24 +157,24 @@ static void free_it(struct mail *mail)
 }
 
 /* As a lane does, with the last that it says. */
-TEST(a_box_ends_with_its_last_mail)
+TEST(a_mailbox_ends_with_its_last_mail)
 {
 	_cleanup_(loop_freep) struct loop *loop = NULL;
 	struct mail mails[2] = { { .run = count }, { .run = free_it } };
 	struct mail other_mail = { .run = count };
-	struct boxes boxes;
-	struct box other_box;
+	struct mailboxes mailboxes;
+	struct mailbox other_mailbox;
 
 	ASSERT_OK(loop_new(&loop));
-	boxes_init(&boxes, loop);
-	box_init(&other_box, &boxes);
+	mailboxes_init(&mailboxes, loop);
+	mailbox_init(&other_mailbox, &mailboxes);
 	freed = malloc(sizeof(*freed));
 	ASSERT_TRUE(freed);
-	box_init(freed, &boxes);
-	box_post(freed, &mails[0]);
-	box_post(freed, &mails[1]);
-	box_post(&other_box, &other_mail);
+	mailbox_init(freed, &mailboxes);
+	mailbox_post(freed, &mails[0]);
+	mailbox_post(freed, &mails[1]);
+	mailbox_post(&other_mailbox, &other_mail);
 	while (freed)
 		ASSERT_OK(loop_turn(loop, 0));
-	boxes_drain(&boxes);
+	mailboxes_drain(&mailboxes);
 }
