@@ -12,6 +12,10 @@ with open(os.path.join(BUILD, 'daemon', 'bps-daemon'), 'rb') as binary:
     HAS_FAILPOINTS = b'BPS_FAILPOINTS' in binary.read()
 
 
+# However long a server takes to be back, the job waits for it: else it would not come to where it is killed next.
+PATIENT = ['--move-timeout=60m']
+
+
 @contextlib.contextmanager
 def failpoints(value):
     os.environ['BPS_FAILPOINTS'] = value

@@ -26,7 +26,8 @@ def work(cluster, keeper, layout, turns=1, n_restarts=0):
 
 
 def killed(index, armed, layout, n_spare, n_restarts=1, **keys):
-    with armed_cluster(layout, n_spare, {index: armed}, **keys) as cluster, Keeper(cluster, {index: armed[1:]}) as keeper:
+    with armed_cluster(layout, n_spare, {index: armed}, **{'options': PATIENT, **keys}) as cluster, \
+            Keeper(cluster, {index: armed[1:]}) as keeper:
         work(cluster, keeper, layout, n_restarts=n_restarts)
 
 
@@ -251,7 +252,7 @@ def test_killed_before_it_has_attached_everywhere():
     for armed in ({0: ['job-attaching=kill']}, {0: ['server-attached-again=kill']}, {0: ['server-attached-again=kill@2']},
                   {1: ['job-attaching=kill', 'server-attached-again=kill']}, {0: ['job-attaching=kill'], 1: ['job-attaching=kill']},
                   {0: ['job-attaching=kill'], 1: ['job-attaching=delay']}):  # its home sees that before anybody has attached
-        with armed_cluster(layout, 2, armed, colocated=False) as cluster, \
+        with armed_cluster(layout, 2, armed, colocated=False, options=PATIENT) as cluster, \
                 Keeper(cluster, {i: places[1:] for i, places in armed.items()}) as keeper:
             ranks = job(cluster, layout)
             keeper.expect(sum(place.count('=kill') for places in armed.values() for place in places))

@@ -135,8 +135,7 @@ def test_killed_at_every_step():
         raise Skip('the daemon was built without failpoints')
     for layout, n_spare, colocated, armed in PLACES:
         first = {i: [places[0]] for i, places in armed.items()}
-        # However long a server takes to be back, the job waits for it: else it would not come to where that is killed next.
-        with armed_cluster(layout, n_spare, first, colocated=colocated, options=['--move-timeout=60m']) as cluster:
+        with armed_cluster(layout, n_spare, first, colocated=colocated, options=PATIENT) as cluster:
             ranks = job(cluster, layout, **PIECES)
             table(ranks)
             with Keeper(cluster, {i: places[1:] for i, places in armed.items()}) as keeper:

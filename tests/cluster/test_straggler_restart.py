@@ -6,7 +6,7 @@ import errno, os, random, struct, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 from numpy_or_skip import np
-from recovery import Keeper, armed_cluster, each, failpoints, HAS_FAILPOINTS, SEED
+from recovery import Keeper, armed_cluster, each, failpoints, HAS_FAILPOINTS, PATIENT, SEED
 
 N, SMALL_PART = 1500, 4096  # three parts
 
@@ -165,7 +165,7 @@ def test_they_add_up_wherever_one_dies():
     for seed, (op, keys, check) in enumerate(KINDS[:2]):
         for i, places in ((0, AGENT), (2, SERVER[op])):
             armed = {i: [f'{place}=kill@{1 + n % 3}' for n, place in enumerate(places)]}
-            with armed_cluster([2, 1], 1, armed, colocated=False) as cluster:
+            with armed_cluster([2, 1], 1, armed, colocated=False, options=PATIENT) as cluster:
                 with Keeper(cluster, {i: armed[i][1:]}) as keeper:
                     ranks = job(cluster, [2, 1], **keys)
                     work = Work(ranks, SEED + seed, op, 25)
