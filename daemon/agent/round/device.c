@@ -534,7 +534,7 @@ bool agent_device_contributes(const struct agent_part *part, uint32_t local)
 
 static void go_on(struct agent_part *part)
 {
-	if (part->round->failure.status)
+	if (agent_round_is_failing(part->round))
 		agent_part_drop(part);
 	else
 		part->device.then(part);
@@ -592,7 +592,7 @@ static void on_granted(struct gpu_lease *lease)
 {
 	struct agent_part *part = container_of(lease, struct agent_part, device.lease);
 
-	if (part->round->failure.status)
+	if (agent_round_is_failing(part->round))
 		agent_part_drop(part);
 	else
 		copy_down(part);
@@ -693,6 +693,11 @@ void agent_device_down(struct agent_part *part, bool inputs, bool is_long,
 			outputs |= goes_up(part, i);
 		}
 	}
+	/* The worker of a job that is over may be gone. */
+	if ((n_inputs || outputs) && agent_round_is_failing(part->round)) {
+		agent_part_drop(part);
+		return;
+	}
 	if (n_inputs && part->round->grouped && job_of(part)->device->n_groups == 1 &&
 	    !job_of(part)->distributed) {
 		all_reduce(part);
@@ -744,7 +749,7 @@ void agent_device_up(struct agent_part *part)
 
 	for (uint32_t i = 0; part->result && i < job_of(part)->layout.n_local; i++)
 		any |= goes_up(part, i);
-	if (!any || part->round->failure.status) {
+	if (!any || agent_round_is_failing(part->round)) {
 		agent_part_drop(part);
 		return;
 	}

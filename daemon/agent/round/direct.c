@@ -114,7 +114,7 @@ static void on_spilled(struct gpu_task *task, bool failed)
 	struct agent_part *part = container_of(task, struct agent_part, device.task);
 
 	/* Whatever failed the round, its worker among others: nothing more of it leaves this node. */
-	if (failed || part->round->failure.status) {
+	if (failed || agent_round_is_failing(part->round)) {
 		agent_part_drop(part);
 		return;
 	}
@@ -146,7 +146,7 @@ static void on_granted(struct gpu_lease *lease)
 	struct agent_part *part = container_of(lease, struct agent_part, device.lease);
 
 	/* Its worker may have died while it waited. */
-	if (part->round->failure.status)
+	if (agent_round_is_failing(part->round))
 		agent_part_drop(part);
 	else
 		spill(part);
@@ -158,7 +158,7 @@ void agent_direct_spill(struct agent_part *part, void (*then)(struct agent_part 
 	int r;
 
 	/* What was at a server when its worker died may come back when there is none any more. */
-	if (part->round->failure.status || !worker) {
+	if (agent_round_is_failing(part->round) || !worker) {
 		agent_part_drop(part);
 		return;
 	}

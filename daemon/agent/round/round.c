@@ -191,6 +191,15 @@ void agent_round_fail(struct agent_round *round, const struct failure *failure, 
 	agent_round_advance(tensor);
 }
 
+bool agent_round_is_failing(struct agent_round *round)
+{
+	const struct failure *end = &job_of(round)->end.failure;
+
+	if (end->status)
+		agent_round_fail(round, end, false);
+	return round->failure.status;
+}
+
 /* -- Moving ------------------------------------------------------------------------------------------------------- */
 
 bool agent_round_can_begin_part(const struct agent_round *round)

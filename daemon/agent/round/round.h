@@ -174,6 +174,8 @@ uint32_t agent_round_scale(const struct agent_round *round);
 struct reduce_params agent_round_sum(const struct agent_round *round);
 /* Fails a round with words; tell: other nodes do not know yet. Does nothing when it failed before. */
 void agent_round_fail(struct agent_round *round, const struct failure *failure, bool tell);
+/* Whether it fails. It does when its job has failed, also where the sweep has yet to come to it. */
+bool agent_round_is_failing(struct agent_round *round);
 /* Creates parts as far as they may exist. */
 void agent_round_refill(struct agent_round *round);
 /* For later.c: with the parts behind those that were empty. */

@@ -157,6 +157,7 @@ static void node_open_agent(struct node *node)
 		.ahead_bytes = options->ahead_bytes,
 		.max_jobs = options->max_jobs,
 		.max_tensors = options->max_tensors,
+		.gpu = node->number ? NULL : node->world->gpu,
 		.resume = options->resume,
 		.lost_timeout_ms = 60000,
 		.move_timeout_ms = 60000,
@@ -216,6 +217,7 @@ struct world *world_new(const struct world_options *options)
 		world->options.request_timeout_ms = 60000;
 	ASSERT_OK(loop_new(&world->loop));
 	ASSERT_OK(pool_new(world->loop, options->n_threads, &world->pool));
+	world->gpu = options->gpu_new ? options->gpu_new(world->loop) : NULL;
 	for (unsigned i = 0; i < options->n_nodes; i++) {
 		world->nodes[i].world = world;
 		world->nodes[i].number = i;

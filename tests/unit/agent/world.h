@@ -62,7 +62,8 @@ struct world_options {
 	uint64_t inline_bytes, ahead_bytes;
 	unsigned max_jobs, max_tensors;
 	uint64_t request_timeout_ms;
-	uint32_t min_ranks, max_ranks; /* not 0: an elastic job */
+	uint32_t min_ranks, max_ranks;		   /* not 0: an elastic job */
+	struct gpu *(*gpu_new)(struct loop *loop); /* of the first node; NULL: it has none */
 };
 
 struct world {
@@ -70,6 +71,7 @@ struct world {
 	struct loop *loop;
 	struct pool *pool;
 	struct node nodes[WORLD_NODES];
+	struct gpu *gpu; /* the test's, which frees it after the world */
 	unsigned size;
 	struct rank ranks[WORLD_RANKS];
 	struct tensor *tensors;

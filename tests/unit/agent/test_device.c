@@ -1,0 +1,194 @@
+/*
+ * Memory of devices, in a job that is over: what was under way when it ended has nothing more to do with the job's worker, whose
+ * process ends meanwhile. Chores are held back here, so that rounds have yet to hear of the end.
+ */
+#include "../gpu/double.h"
+#include "reduce/reduce.h"
+#include "world.h"
+#include <semaphore.h>
+
+#define PART 4096
+/* More parts than a round has at once. */
+#define N (300 * PART / sizeof(float))
+
+static struct {
+	bool holds;
+	struct loop *loop;
+	struct chore *held[8];
+	size_t n_held;
+} chores;
+
+void __real_loop_begin(struct loop *loop, struct chore *chore);
+void __wrap_loop_begin(struct loop *loop, struct chore *chore);
+
+void __wrap_loop_begin(struct loop *loop, struct chore *chore)
+{
+	if (!chores.holds) {
+		__real_loop_begin(loop, chore);
+		return;
+	}
+	for (size_t i = 0; i < chores.n_held; i++)
+		if (chores.held[i] == chore)
+			return;
+	ASSERT_TRUE(chores.n_held < ARRAY_SIZE(chores.held));
+	chores.loop = loop;
+	chores.held[chores.n_held++] = chore;
+}
+
+static void chores_go_on(void)
+{
+	chores.holds = false;
+	while (chores.n_held)
+		__real_loop_begin(chores.loop, chores.held[--chores.n_held]);
+}
+
+/* Sums of the pool wait until they may go on. */
+static atomic_bool pool_waits;
+static atomic_uint n_summing;
+static sem_t may_sum;
+
+int __real_reduce_run(const struct reduce_params *params);
+int __wrap_reduce_run(const struct reduce_params *params);
+
+int __wrap_reduce_run(const struct reduce_params *params)
+{
+	if (gettid() != getpid() && atomic_load(&pool_waits)) {
+		atomic_fetch_add(&n_summing, 1);
+		while (sem_wait(&may_sum))
+			;
+	}
+	return __real_reduce_run(params);
+}
+
+static void pool_stops(void)
+{
+	ASSERT_OK(sem_init(&may_sum, 0, 0));
+	atomic_store(&n_summing, 0);
+	atomic_store(&pool_waits, true);
+}
+
+static void pool_goes_on(void)
+{
+	atomic_store(&pool_waits, false);
+	ASSERT_OK(sem_post(&may_sum));
+}
+
+/* The pool is in the midst of a sum, of which the loop hears nothing. */
+static void wait_for_pool(struct world *world)
+{
+	while (!atomic_load(&n_summing))
+		ASSERT_OK(loop_turn(world->loop, 1));
+}
+
+static struct buffer *buffer_new(void)
+{
+	const struct gpu_memory_params params = { .len = N * sizeof(float), .fd = -1 };
+	struct buffer *buffer = NULL;
+	struct failure failure;
+
+	ASSERT_OK(buffer_of_device(&params, &buffer, &failure));
+	return buffer;
+}
+
+/* Two ranks, each with memory on the device and such of the host, and one thread that sums. */
+struct scene {
+	struct world *world;
+	struct gpu *gpu;
+	struct declared *tensor;
+	struct buffer *device[2];
+	float *host[2];
+	struct asked asked[2];
+};
+
+static struct scene *scene_new(uint64_t inline_bytes)
+{
+	struct scene *scene = calloc(1, sizeof(*scene));
+	struct failure failure = { 0 };
+
+	ASSERT_TRUE(scene);
+	scene->world = world_new(&(struct world_options){ .n_nodes = 1,
+							  .n_local = 2,
+							  .no_servers = true,
+							  .n_threads = 1,
+							  .inline_bytes = inline_bytes,
+							  .gpu_new = gpu_double_new });
+	scene->gpu = scene->world->gpu;
+	for (uint32_t i = 0; i < 2; i++) {
+		struct agent_join join = world_join_of(scene->world, i);
+
+		join.part_bytes = PART;
+		ASSERT_OK(world_join(scene->world, i, &join, &failure));
+		scene->device[i] = buffer_new();
+		scene->host[i] = calloc(N, sizeof(float));
+		ASSERT_TRUE(scene->host[i]);
+	}
+	for (uint32_t i = 0; i < 2; i++)
+		WORLD_UNTIL(scene->world, scene->world->ranks[i].joined);
+	scene->tensor = world_declare(scene->world, "t", DTYPE_FLOAT32, N);
+	return scene;
+}
+
+static struct scene *scene_free(struct scene *scene)
+{
+	if (!scene)
+		return NULL;
+	(void)world_free(scene->world);
+	for (uint32_t i = 0; i < 2; i++) {
+		(void)buffer_unref(scene->device[i]);
+		free(scene->host[i]);
+	}
+	(void)gpu_double_free(scene->gpu);
+	free(scene);
+	return NULL;
+}
+DEFINE_CLEANUP(struct scene *, scene_free)
+
+/* Sums of what is on the devices, or in the host's memory, to where it is, or to the host. */
+static void submit(struct scene *scene, struct asked *asked, uint64_t round, bool on_device,
+		   bool to_host, bool stalls)
+{
+	for (uint32_t i = 0; i < 2; i++) {
+		void *input = on_device ? scene->device[i]->data : (char *)scene->host[i];
+		void *output = to_host ? (char *)scene->host[i] : input;
+
+		asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, input, N, output, N);
+		asked[i].base.input_device = on_device ? scene->device[i] : NULL;
+		asked[i].base.output_device = on_device && !to_host ? scene->device[i] : NULL;
+		asked[i].base.stalls = stalls;
+		asked_submit(&asked[i], &scene->tensor[i], round);
+	}
+}
+
+/* A part is being summed when a rank dies, and the worker ends before a round has heard of it. */
+static void end_in_the_midst(bool to_host)
+{
+	_cleanup_(scene_freep) struct scene *scene = scene_new(0);
+
+	pool_stops();
+	submit(scene, scene->asked, 1, true, to_host, true);
+	wait_for_pool(scene->world);
+	chores.holds = true;
+	agent_abandon(&scene->world->ranks[1].member, "died");
+	ASSERT_OK(loop_turn(scene->world->loop, 0));
+	gpu_double_end_workers(scene->gpu);
+	ASSERT_EQ(gpu_double_workers(scene->gpu), 0);
+	pool_goes_on();
+	while (pool_pending(scene->world->pool))
+		ASSERT_OK(loop_turn(scene->world->loop, 1000));
+	chores_go_on();
+	WORLD_UNTIL(scene->world, scene->world->ranks[0].ended);
+	for (uint32_t i = 0; i < 2; i++) {
+		WORLD_UNTIL(scene->world, scene->asked[i].done);
+		ASSERT_EQ(scene->asked[i].failure.status, -EPIPE);
+	}
+}
+
+TEST(no_result_goes_to_a_worker_that_has_ended)
+{
+	end_in_the_midst(false);
+}
+
+TEST(no_part_begins_at_a_worker_that_has_ended)
+{
+	end_in_the_midst(true);
+}
