@@ -550,7 +550,8 @@ void agent_round_advance(struct agent_tensor *tensor)
 	struct agent_round *round;
 	unsigned n = 0;
 
-	if (tensor->advancing)
+	/* In a job that is left to the next process no round begins, or ends. */
+	if (tensor->advancing || tensor->job->resumption.suspended)
 		return;
 	tensor->advancing = true;
 	while ((round = list_first(&tensor->rounds, struct agent_round, link))) {
