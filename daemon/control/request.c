@@ -495,6 +495,9 @@ static void on_imported(void *user, const struct failure *why)
 	struct session *session = buffer->user;
 	uint64_t id = buffer->cookie;
 
+	/* It was given up, and a request still holds it. */
+	if (buffer->released)
+		return;
 	if (why) {
 		map_remove(&session->memory.buffers, &buffer->entry);
 		session->memory.n_buffers--;

@@ -31,8 +31,10 @@ struct door *door_new(const struct door_options *given)
 	ASSERT_OK(porter_attach(door->loop, porter_ended, NULL));
 	ASSERT_OK(pool_new(door->loop, options.n_threads, &door->pool));
 	ASSERT_OK(block_cache_new(0, &door->blocks));
+	door->gpu = options.gpu_new ? options.gpu_new(door->loop) : NULL;
 	agent = (struct agent_params){
 		.loop = door->loop,
+		.gpu = door->gpu,
 		.pool = door->pool,
 		.blocks = door->blocks,
 		.part_bytes = 1 << 20,
@@ -49,6 +51,7 @@ struct door *door_new(const struct door_options *given)
 		.listen_fd = -1,
 		.node = "node0",
 		.id = 77,
+		.has_cuda = door->gpu,
 		.spin_ns = options.spin_ns,
 		.max_sessions = options.max_sessions ? options.max_sessions : 64,
 		.max_sessions_per_uid =

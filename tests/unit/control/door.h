@@ -17,6 +17,7 @@ struct door {
 	struct block_cache *blocks;
 	struct agent *agent;
 	struct control *control;
+	struct gpu *gpu; /* the test's, which frees it after the door */
 	uint64_t features;
 	char path[108];
 };
@@ -26,7 +27,8 @@ struct door_options {
 	unsigned max_sessions, max_sessions_per_uid, max_buffers, max_tensors;
 	uint64_t session_quota_bytes, hello_timeout_ms, spin_ns;
 	unsigned n_threads;
-	uint64_t features; /* of its trainers */
+	uint64_t features;			   /* of its trainers */
+	struct gpu *(*gpu_new)(struct loop *loop); /* NULL: there is none */
 };
 
 struct door *door_new(const struct door_options *options);

@@ -90,22 +90,52 @@ void gpu_double_hold_imports(struct gpu *gpu, bool hold)
 	gpu->holds_imports = hold;
 }
 
-static void fail_imports(struct gpu_worker *worker)
+static struct gpu_memory *find_opening(const struct gpu *gpu)
 {
+	struct gpu_worker *worker;
 	struct gpu_memory *memory;
+
+	list_for_each (worker, &gpu->workers, link)
+		list_for_each (memory, &worker->memories, link)
+			if (memory->state == GPU_MEMORY_OPENING)
+				return memory;
+	return NULL;
+}
+
+static void post(struct gpu *gpu);
+
+/* The memory may be gone after that. */
+static void fail(struct gpu_memory *memory)
+{
+	void (*opened)(void *user, const struct failure *why) = TAKE_PTR(memory->opened);
 	struct failure why;
 
-	(void)failure_set(&why, -EIO, "its worker has ended");
-	while ((memory = list_first(&worker->memories, struct gpu_memory, link))) {
-		void (*opened)(void *user, const struct failure *why) = TAKE_PTR(memory->opened);
-		void *user = memory->user;
+	(void)failure_set(&why, -EIO, "it cannot be imported");
+	if (opened)
+		opened(memory->user, &why);
+}
 
+void gpu_double_fail_imports(struct gpu *gpu)
+{
+	struct gpu_memory *memory;
+
+	while ((memory = find_opening(gpu))) {
+		memory->state = GPU_MEMORY_FAILED;
+		memory->worker->changed = true;
+		fail(memory);
+	}
+	post(gpu);
+}
+
+static void leave_memories(struct gpu_worker *worker)
+{
+	struct gpu_memory *memory;
+
+	while ((memory = list_first(&worker->memories, struct gpu_memory, link))) {
 		list_remove(&memory->link);
 		memory->worker = NULL;
 		memory->state = GPU_MEMORY_AWAY;
-		/* It may be gone after that. */
-		if (opened)
-			opened(user, &why);
+		fail(memory);
 	}
 }
 
@@ -119,7 +149,7 @@ void gpu_double_end_workers(struct gpu *gpu)
 
 		if (!worker->closed || !list_empty(&worker->tasks))
 			continue;
-		fail_imports(worker);
+		leave_memories(worker);
 		worker_free(worker);
 		gone(user);
 	}
@@ -229,6 +259,7 @@ void gpu_memory_open(struct gpu_memory *memory, struct gpu_worker *worker,
 	if (worker->gpu->holds_imports)
 		return;
 	memory->state = GPU_MEMORY_OPEN;
+	memory->opened = NULL;
 	worker->changed = true;
 	post(worker->gpu);
 }
@@ -237,7 +268,8 @@ enum gpu_memory_state gpu_memory_state(const struct gpu_memory *memory,
 				       const struct gpu_worker *worker, struct failure *failure)
 {
 	(void)worker;
-	(void)failure;
+	if (memory->state == GPU_MEMORY_FAILED && failure)
+		(void)failure_set(failure, -EIO, "it cannot be imported");
 	return memory->state;
 }
 

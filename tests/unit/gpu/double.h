@@ -14,5 +14,7 @@ DEFINE_CLEANUP(struct gpu *, gpu_double_free)
 unsigned gpu_double_workers(const struct gpu *gpu);
 /* What is imported from now on stays on its way, or not. */
 void gpu_double_hold_imports(struct gpu *gpu, bool hold);
+/* What is on its way cannot be imported. */
+void gpu_double_fail_imports(struct gpu *gpu);
 /* The processes of workers that were told to end, and have nothing under way, are no more; nor is what they were importing. */
 void gpu_double_end_workers(struct gpu *gpu);

@@ -1,0 +1,106 @@
+/* Memory of a device, given up while a worker imports it and a request that waits for it holds it. */
+#include "../gpu/double.h"
+#include "door.h"
+
+static struct {
+	bool holds;
+	struct loop *loop;
+	struct chore *held;
+} chores;
+
+void __real_loop_begin(struct loop *loop, struct chore *chore);
+void __wrap_loop_begin(struct loop *loop, struct chore *chore);
+
+void __wrap_loop_begin(struct loop *loop, struct chore *chore)
+{
+	if (!chores.holds) {
+		__real_loop_begin(loop, chore);
+		return;
+	}
+	ASSERT_TRUE(!chores.held || chores.held == chore);
+	chores.loop = loop;
+	chores.held = chore;
+}
+
+#define N 100
+
+static uint64_t send_share(struct trainer *trainer, uint32_t number)
+{
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+	Bps__Control__Share share = BPS__CONTROL__SHARE__INIT;
+	uint8_t device[DEVICE_UUID_LEN] = { 1 }, handle[DEVICE_HANDLE_LEN] = { 2 };
+
+	share.buffer = number;
+	share.len = N * sizeof(float);
+	share.has_kind = share.has_device = share.has_handle = true;
+	share.kind = MEMORY_CUDA_IPC;
+	share.device = (ProtobufCBinaryData){ sizeof(device), device };
+	share.handle = (ProtobufCBinaryData){ sizeof(handle), handle };
+	request.body_case = BPS__CONTROL__REQUEST__BODY_SHARE;
+	request.share = &share;
+	return trainer_send(trainer, &request, NULL, 0);
+}
+
+/* A job of one rank, whose request waits for memory that is on its way to the worker. Returns its slot. */
+static uint32_t begin(struct door **ret_door, struct trainer *trainer)
+{
+	struct door *door = door_new(&(struct door_options){ .features = CONTROL_FEATURE_CUDA,
+							     .gpu_new = gpu_double_new });
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, N);
+	uint32_t slot;
+
+	gpu_double_hold_imports(door->gpu, true);
+	trainer_open(trainer, door);
+	ASSERT_OK(trainer_join(trainer, "job", 0, 1, NULL));
+	ASSERT_OK(trainer_declare(trainer, 1, "t", DTYPE_FLOAT32, N, NULL));
+	(void)send_share(trainer, 1);
+	DOOR_UNTIL(door, gpu_double_workers(door->gpu));
+	slot = trainer_post(trainer, &entry);
+	*ret_door = door;
+	return slot;
+}
+
+static void end(struct door *door)
+{
+	struct gpu *gpu = door->gpu;
+
+	(void)door_free(door);
+	(void)gpu_double_free(gpu);
+}
+
+TEST(unshared_before_it_is_imported)
+{
+	struct trainer trainer;
+	struct door *door;
+	char text[ERROR_TEXT_MAX + 1];
+	uint32_t slot = begin(&door, &trainer);
+	uint64_t unshare = trainer_send_unshare(&trainer, 1);
+
+	/* The answer to another request: what was sent before it has been read. */
+	ASSERT_OK(trainer_declare(&trainer, 2, "u", DTYPE_FLOAT32, N, text));
+	gpu_double_fail_imports(door->gpu);
+	ASSERT_EQ(trainer_wait(&trainer, slot, text), -EIO);
+	ASSERT_OK(trainer_answer(&trainer, unshare, NULL));
+	trainer_close(&trainer);
+	end(door);
+}
+
+TEST(its_session_ends_before_it_is_imported)
+{
+	struct trainer trainer;
+	struct door *door;
+
+	(void)begin(&door, &trainer);
+	ASSERT_OK(loop_turn(door->loop, 0));
+	chores.holds = true;
+	trainer_send_bytes(&trainer, "no packet", 9, NULL, 0);
+	trainer_expect_end(&trainer);
+	gpu_double_end_workers(door->gpu);
+	ASSERT_EQ(gpu_double_workers(door->gpu), 0);
+	chores.holds = false;
+	ASSERT_TRUE(chores.held);
+	loop_begin(chores.loop, chores.held);
+	DOOR_UNTIL(door, !control_n_sessions(door->control));
+	trainer_close(&trainer);
+	end(door);
+}
