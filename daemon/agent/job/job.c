@@ -662,6 +662,22 @@ static void forming_without(struct agent_job *job, uint32_t index, uint32_t rank
 	}
 }
 
+/* No rank is here any more, and others go on without this node. What is under way is of one that died as it left. */
+static void end_without_ranks(struct agent_job *job)
+{
+	struct failure failure;
+
+	agent_departed_say(job);
+	if (!job->n_busy) {
+		agent_job_over(job);
+		return;
+	}
+	(void)failure_set(&failure, -EPIPE, "the last rank here of job %s died as it left",
+			  job->owner.name);
+	job->membership.goes = true;
+	agent_job_fail(job, &failure, NULL);
+}
+
 void agent_job_end_left(struct agent_job *job)
 {
 	if (job->n_members || job->state != JOB_RUNNING || job->sweep.n_without)
@@ -675,8 +691,7 @@ void agent_job_end_left(struct agent_job *job)
 	}
 	log_info("job %s: run %016" PRIx64 ": left by all its ranks here", job->owner.name,
 		 job->number);
-	agent_departed_say(job);
-	agent_job_over(job);
+	end_without_ranks(job);
 	agent_elastic_end(job);
 }
 
@@ -773,10 +788,8 @@ void agent_abandon(struct agent_member *member, const char *how)
 	}
 	agent_job_hold(job);
 	job->agent->hooks->rank_gone(job, index, &failure, was_leaving);
-	if (!job->n_members && job->state == JOB_RUNNING && !job->sweep.n_without) {
-		agent_departed_say(job);
-		agent_job_over(job);
-	}
+	if (!job->n_members && job->state == JOB_RUNNING && !job->sweep.n_without)
+		end_without_ranks(job);
 	agent_elastic_try(job);
 	agent_job_release(job);
 }

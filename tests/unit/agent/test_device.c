@@ -73,13 +73,6 @@ static void pool_goes_on(void)
 	ASSERT_OK(sem_post(&may_sum));
 }
 
-/* The pool is in the midst of a sum, of which the loop hears nothing. */
-static void wait_for_pool(struct world *world)
-{
-	while (!atomic_load(&n_summing))
-		ASSERT_OK(loop_turn(world->loop, 1));
-}
-
 static struct buffer *buffer_new(void)
 {
 	const struct gpu_memory_params params = { .len = N * sizeof(float), .fd = -1 };
@@ -90,7 +83,7 @@ static struct buffer *buffer_new(void)
 	return buffer;
 }
 
-/* Two ranks, each with memory on the device and such of the host, and one thread that sums. */
+/* Ranks, each with memory on the device and such of the host, and one thread that sums. */
 struct scene {
 	struct world *world;
 	struct gpu *gpu;
@@ -100,20 +93,20 @@ struct scene {
 	struct asked asked[2];
 };
 
-static struct scene *scene_new(uint64_t inline_bytes)
+static struct scene *scene_new(uint32_t n, uint32_t min_ranks)
 {
 	struct scene *scene = calloc(1, sizeof(*scene));
 	struct failure failure = { 0 };
 
 	ASSERT_TRUE(scene);
 	scene->world = world_new(&(struct world_options){ .n_nodes = 1,
-							  .n_local = 2,
+							  .n_local = n,
 							  .no_servers = true,
 							  .n_threads = 1,
-							  .inline_bytes = inline_bytes,
+							  .min_ranks = min_ranks,
 							  .gpu_new = gpu_double_new });
 	scene->gpu = scene->world->gpu;
-	for (uint32_t i = 0; i < 2; i++) {
+	for (uint32_t i = 0; i < n; i++) {
 		struct agent_join join = world_join_of(scene->world, i);
 
 		join.part_bytes = PART;
@@ -122,7 +115,7 @@ static struct scene *scene_new(uint64_t inline_bytes)
 		scene->host[i] = calloc(N, sizeof(float));
 		ASSERT_TRUE(scene->host[i]);
 	}
-	for (uint32_t i = 0; i < 2; i++)
+	for (uint32_t i = 0; i < n; i++)
 		WORLD_UNTIL(scene->world, scene->world->ranks[i].joined);
 	scene->tensor = world_declare(scene->world, "t", DTYPE_FLOAT32, N);
 	return scene;
@@ -143,32 +136,28 @@ static struct scene *scene_free(struct scene *scene)
 }
 DEFINE_CLEANUP(struct scene *, scene_free)
 
-/* Sums of what is on the devices, or in the host's memory, to where it is, or to the host. */
-static void submit(struct scene *scene, struct asked *asked, uint64_t round, bool on_device,
-		   bool to_host, bool stalls)
+/* All ranks submit what they have on the device, to where it is or to the host. The first part is being summed. */
+static void begin(struct scene *scene, bool to_host)
 {
-	for (uint32_t i = 0; i < 2; i++) {
-		void *input = on_device ? scene->device[i]->data : (char *)scene->host[i];
-		void *output = to_host ? (char *)scene->host[i] : input;
+	pool_stops();
+	for (uint32_t i = 0; i < scene->world->size; i++) {
+		struct agent_request *request = &scene->asked[i].base;
+		char *data = scene->device[i]->data;
 
-		asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, input, N, output, N);
-		asked[i].base.input_device = on_device ? scene->device[i] : NULL;
-		asked[i].base.output_device = on_device && !to_host ? scene->device[i] : NULL;
-		asked[i].base.stalls = stalls;
-		asked_submit(&asked[i], &scene->tensor[i], round);
+		scene->asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, data, N,
+					   to_host ? (char *)scene->host[i] : data, N);
+		request->input_device = scene->device[i];
+		request->output_device = to_host ? NULL : scene->device[i];
+		request->stalls = true;
+		asked_submit(&scene->asked[i], &scene->tensor[i], 1);
 	}
+	while (!atomic_load(&n_summing))
+		ASSERT_OK(loop_turn(scene->world->loop, 1));
 }
 
-/* A part is being summed when a rank dies, and the worker ends before a round has heard of it. */
-static void end_in_the_midst(bool to_host)
+/* The worker's process ends before the sum; chores go on only then. All requests have failed. */
+static void end(struct scene *scene)
 {
-	_cleanup_(scene_freep) struct scene *scene = scene_new(0);
-
-	pool_stops();
-	submit(scene, scene->asked, 1, true, to_host, true);
-	wait_for_pool(scene->world);
-	chores.holds = true;
-	agent_abandon(&scene->world->ranks[1].member, "died");
 	ASSERT_OK(loop_turn(scene->world->loop, 0));
 	gpu_double_end_workers(scene->gpu);
 	ASSERT_EQ(gpu_double_workers(scene->gpu), 0);
@@ -176,19 +165,41 @@ static void end_in_the_midst(bool to_host)
 	while (pool_pending(scene->world->pool))
 		ASSERT_OK(loop_turn(scene->world->loop, 1000));
 	chores_go_on();
-	WORLD_UNTIL(scene->world, scene->world->ranks[0].ended);
-	for (uint32_t i = 0; i < 2; i++) {
+	for (uint32_t i = 0; i < scene->world->size; i++) {
 		WORLD_UNTIL(scene->world, scene->asked[i].done);
 		ASSERT_EQ(scene->asked[i].failure.status, -EPIPE);
 	}
 }
 
+static void end_by_a_death(bool to_host)
+{
+	_cleanup_(scene_freep) struct scene *scene = scene_new(2, 0);
+
+	begin(scene, to_host);
+	chores.holds = true;
+	agent_abandon(&scene->world->ranks[1].member, "died");
+	end(scene);
+	WORLD_UNTIL(scene->world, scene->world->ranks[0].ended);
+}
+
 TEST(no_result_goes_to_a_worker_that_has_ended)
 {
-	end_in_the_midst(false);
+	end_by_a_death(false);
 }
 
 TEST(no_part_begins_at_a_worker_that_has_ended)
 {
-	end_in_the_midst(true);
+	end_by_a_death(true);
+}
+
+/* Of an elastic job, whose last rank it is. */
+TEST(a_rank_that_leaves_dies_before_its_request_has_ended)
+{
+	_cleanup_(scene_freep) struct scene *scene = scene_new(1, 1);
+
+	begin(scene, false);
+	chores.holds = true;
+	agent_leave(&scene->world->ranks[0].member);
+	agent_abandon(&scene->world->ranks[0].member, "died");
+	end(scene);
 }
