@@ -64,6 +64,31 @@ void session_watch_socket(struct session *session)
 		(void)loop_modify(&session->socket, events | (session->outbox.n ? EPOLLOUT : 0));
 }
 
+static void on_fail(struct mail *mail)
+{
+	struct session *session = container_of(mail, struct session, outbox.fail);
+
+	session_fail(session, "%s", session->outbox.why);
+}
+
+static _printf_(2, 3) void fail_later(struct session *session, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	(void)vsnprintf(session->outbox.why, sizeof(session->outbox.why), format, args);
+	va_end(args);
+	session->outbox.fail.run = on_fail;
+	loop_post(session->control->params.loop, &session->outbox.fail);
+}
+
+/* It ends for another reason, or stays as it is. */
+static void forget_failure(struct session *session)
+{
+	if (*session->outbox.why)
+		loop_unpost(session->control->params.loop, &session->outbox.fail);
+}
+
 /* fd: goes beside it, stays the caller's; or -1. */
 static void queue_packet(struct session *session, const void *data, size_t len, int fd)
 {
@@ -74,7 +99,7 @@ static void queue_packet(struct session *session, const void *data, size_t len, 
 	if (!session->socket.loop)
 		return;
 	if (session->outbox.n >= OUTBOX_MAX) {
-		session_fail(session, "does not read its packets");
+		fail_later(session, "does not read its packets");
 		return;
 	}
 	packet = held_new(&session->held, sizeof(*packet) + len);
@@ -82,9 +107,9 @@ static void queue_packet(struct session *session, const void *data, size_t len, 
 		kept = keep_descriptor(session, fd);
 	if (!packet || kept < (fd >= 0 ? 0 : -1)) {
 		held_free(packet);
-		session_fail(session,
-			     "does not read its packets, and there is no room for more: "
-			     "no memory or descriptor, or a share (user_share) that is used up");
+		fail_later(session,
+			   "does not read its packets, and there is no room for more: "
+			   "no memory or descriptor, or a share (user_share) that is used up");
 		return;
 	}
 	packet->fd = kept;
@@ -102,10 +127,10 @@ void session_send(struct session *session, const Bps__Control__Message *message,
 	size_t len;
 	int r;
 
-	if (session->state == SESSION_CLOSED)
+	if (session->state == SESSION_CLOSED || *session->outbox.why)
 		return;
 	if (pack(&message->base, FRAME_MAX, &data, &len)) {
-		session_fail(session, "no memory for its packets");
+		fail_later(session, "no memory for its packets");
 		return;
 	}
 	/* A message always has an id: it is never empty. */
@@ -114,8 +139,8 @@ void session_send(struct session *session, const Bps__Control__Message *message,
 	if (r == FRAME_E_AGAIN && n_fds <= 1)
 		queue_packet(session, data, len, n_fds ? fds[0] : -1);
 	else if (r && r != FRAME_E_EOF) /* the end is seen by reading */
-		session_fail(session, "cannot be sent to: %s",
-			     r == FRAME_E_AGAIN ? "its socket is full" : strerror(-r));
+		fail_later(session, "cannot be sent to: %s",
+			   r == FRAME_E_AGAIN ? "its socket is full" : strerror(-r));
 }
 
 void session_answer(struct session *session, uint64_t id, int status, const char *text)
@@ -398,6 +423,7 @@ static void close_descriptors(struct session *session)
 	loop_remove(&session->socket);
 	loop_remove(&session->process);
 	loop_timer_cancel(&session->timer);
+	forget_failure(session);
 	session->porter.end.over = on_end_over;
 	/* The porter is not to be the last who has it before it has looked. */
 	if (session->porter.take.note)
@@ -416,6 +442,7 @@ void session_freeze(struct session *session)
 	loop_remove(&session->socket);
 	loop_remove(&session->process);
 	loop_timer_cancel(&session->timer);
+	forget_failure(session);
 	ring_freeze(session);
 }
 

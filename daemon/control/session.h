@@ -91,6 +91,8 @@ enum { SESSION_PACKETS = 1 << 0, SESSION_ENTRIES = 1 << 1 };
 struct session_outbox {
 	struct list packets;
 	size_t n;
+	char why[128];	  /* something cannot be sent, and nothing is any more; "": all can */
+	struct mail fail; /* then: ends the session, under nobody's feet */
 };
 
 /*

@@ -1,0 +1,40 @@
+/* Trainers that do not read their packets: where one is too many, what is said to them ends their sessions, and no more. */
+#include "control/session.h"
+#include "door.h"
+
+/* The first trainer's: as many packets wait as may. */
+static void fill(struct door *door, struct trainer *trainer)
+{
+	const struct session *session = list_first(&door->control->sessions, struct session, link);
+
+	while (session->outbox.n < OUTBOX_MAX) {
+		(void)trainer_send_cancel(trainer, 0, 0);
+		ASSERT_OK(loop_turn(door->loop, 0));
+	}
+}
+
+static void open_two(struct door *door, struct trainer trainers[2])
+{
+	uint64_t joins[2];
+
+	for (uint32_t i = 0; i < 2; i++) {
+		trainer_open(&trainers[i], door);
+		joins[i] = trainer_send_join(&trainers[i], "job", i, 2, 60000);
+	}
+	for (uint32_t i = 0; i < 2; i++)
+		ASSERT_OK(trainer_answer(&trainers[i], joins[i], NULL));
+}
+
+TEST(a_tensor_on_which_ranks_do_not_agree)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct trainer trainers[2];
+
+	open_two(door, trainers);
+	(void)trainer_send_declare(&trainers[0], 1, "t", DTYPE_FLOAT32, 5);
+	fill(door, &trainers[0]);
+	ASSERT_EQ(trainer_declare(&trainers[1], 1, "t", DTYPE_FLOAT32, 6, NULL), -EINVAL);
+	trainer_expect_end(&trainers[0]);
+	for (uint32_t i = 0; i < 2; i++)
+		trainer_close(&trainers[i]);
+}
