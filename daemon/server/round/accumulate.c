@@ -298,6 +298,17 @@ mark:
 	return 0;
 }
 
+/* What has come may be in a sum that was offered since. */
+static void note_known(struct accumulator *a)
+{
+	for (uint32_t i = 0; i < a->job->n_nodes; i++) {
+		struct accumulator_node *node = &a->nodes[i];
+
+		if (node->delivery && node->delivery->header.round <= node->round)
+			node->added = true;
+	}
+}
+
 /* Adds what has come. */
 static void add(struct accumulator *a)
 {
@@ -308,6 +319,7 @@ static void add(struct accumulator *a)
 
 	if (a->busy || !offered_is_complete(job))
 		return;
+	note_known(a);
 	r = prepare(a, &n);
 	if (r) {
 		struct failure failure;
@@ -485,12 +497,7 @@ int accumulate_offer(struct tensor *tensor, const struct delivery *delivery)
 
 static void told(struct accumulator *a)
 {
-	for (uint32_t i = 0; i < a->job->n_nodes; i++) {
-		struct accumulator_node *node = &a->nodes[i];
-
-		if (node->delivery && node->delivery->header.round <= node->round)
-			node->added = true;
-	}
+	note_known(a);
 	answer(a);
 	add(a);
 }

@@ -365,6 +365,51 @@ TEST(an_offered_sum_says_who_is_in_it)
 		ASSERT_TRUE(data[i] == 14);
 }
 
+/* Of so many sums that the last are looked at in later turns, when all nodes have offered theirs. */
+TEST(what_an_offered_sum_has_is_not_added_before_it_is_looked_at)
+{
+	enum { N_SUMS = 100 };
+	_cleanup_(far_freep) struct far *far =
+		far_new(&(struct far_options){ .inline_bytes = UINT64_MAX, .max_tensors = N_SUMS });
+	struct layout layout = kept_layout(2);
+	struct {
+		float data[FLOATS];
+		uint64_t n, round, nodes[2];
+	} sum = { .data = { 7 }, .n = htole64(4), .nodes = { htole64(3), htole64(1) } };
+	struct data_header h, said;
+	struct asked *again = NULL, *next;
+
+	layout.async = true;
+	layout.job = 4711;
+	layout.joined_part_bytes = 65536;
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, far_attach(far, i, &layout, i, FAR_INSTANCE + i), 0, NULL);
+	for (uint64_t key = 1; key <= N_SUMS; key++) {
+		/* It is in the sum; the answer to it was lost with another server. */
+		h = accumulate(&layout, key, 1, 1);
+		again = far_call(far, 1, &h, sum.data);
+		h = accumulate(&layout, key, 3, 0);
+		h.op = DATA_OFFER;
+		h.len = sizeof(sum);
+		(void)far_call(far, 0, &h, &sum);
+	}
+	said = (struct data_header){ .magic = DATA_MAGIC,
+				     .version = DATA_VERSION,
+				     .op = DATA_OFFERED,
+				     .job = layout.job,
+				     .epoch = far_epoch(&layout) };
+	for (said.node = 0; said.node < 2; said.node++)
+		far->ops->notice(far, said.node, &said, NULL);
+	ASSERT_TRUE(!again->done);
+	h = accumulate(&layout, N_SUMS, 4, 0);
+	next = far_call(far, 0, &h, sum.data);
+	far_expect(far, next, 0, NULL);
+	far_expect(far, again, 0, NULL);
+	ASSERT_EQ(next->answer.n_contributions, 5);
+	ASSERT_TRUE(((const float *)next->data)[0] == 14);
+	ASSERT_TRUE(((const float *)again->data)[0] == 14);
+}
+
 static void expect_sum(struct far *far, struct asked *asked, float value)
 {
 	const float *data;
