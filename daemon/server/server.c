@@ -208,15 +208,17 @@ static struct holder *holders_of(struct server *server, const struct peer *peer,
 	if (!holders)
 		return NULL;
 	n = 0;
-	list_for_each (job, &server->jobs, link)
-		if (job->state == JOB_RUNNING && job_node_of(job, peer) != NODE_NONE)
-			holders[n++] = (struct holder){
-				.job = job,
-				.owner = job->owner.user == USER_NONE
-						 ? ((uint64_t)USER_NONE + 1) + n
-						 : job->owner.user,
-				.held = quota_used(job->memory.quota),
-			};
+	list_for_each (job, &server->jobs, link) {
+		if (job->state != JOB_RUNNING || job_node_of(job, peer) == NODE_NONE)
+			continue;
+		holders[n] = (struct holder){
+			.job = job,
+			.owner = job->owner.user == USER_NONE ? ((uint64_t)USER_NONE + 1) + n
+							      : job->owner.user,
+			.held = quota_used(job->memory.quota),
+		};
+		n++;
+	}
 	*ret_n = n;
 	return holders;
 }
