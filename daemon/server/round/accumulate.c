@@ -13,6 +13,9 @@
 #include "server/round/round.h"
 #include <stdio.h>
 
+/* Nodes that are told in one go that their time is over. */
+#define EXPIRE_MAX 256
+
 /*
  * A node at a part. It has one contribution under way at most: its rounds of a tensor go one after
  * the other.
@@ -533,31 +536,49 @@ void accumulate_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t r
 	}
 }
 
-static void expire(struct accumulator *a, uint32_t node)
+/* Whom those that have waited for too long waited for: looked for once for all of them. */
+struct awaited {
+	bool is_known;
+	uint64_t round;
+	struct node_text text;
+};
+
+static const struct awaited *find_awaited(const struct accumulator *a, struct awaited *awaited)
+{
+	uint32_t slow;
+
+	if (awaited->is_known)
+		return awaited;
+	awaited->round = slowest(a, &slow);
+	(void)job_node_text(a->job, slow, &awaited->text);
+	awaited->is_known = true;
+	return awaited;
+}
+
+static void expire(struct accumulator *a, uint32_t node, const struct awaited *awaited)
 {
 	const struct data_header *h = &a->nodes[node].delivery->header;
 	const char *name = declare_name_of(a->job, h->key);
 	struct seconds_text seconds;
 	struct failure failure;
-	struct node_text text;
-	uint32_t slow;
-	uint64_t all = slowest(a, &slow);
 
 	(void)failure_set(
 		&failure, -ETIMEDOUT,
 		"job %s: tensor %.100s, round %llu: %s came to round %llu only, and not to "
 		"round %llu within %s s",
 		a->job->owner.name, name ? name : "of another home", (unsigned long long)h->round,
-		job_node_text(a->job, slow, &text), (unsigned long long)all,
+		awaited->text.text, (unsigned long long)awaited->round,
 		(unsigned long long)needed(a, node),
 		job_seconds_text(a->job->request_timeout_ms, &seconds));
 	fail(a, node, failure.status, failure.text);
 }
 
-/* Answers whom it can; fails those who have waited for too long. */
+/* Answers whom it can; fails those who have waited for too long, of many the rest with the next sweep. */
 void accumulate_visit(struct job *job, struct list *link, uint64_t now_ns)
 {
 	struct accumulator *a = container_of(link, struct accumulator, link);
+	struct awaited awaited = { 0 };
+	unsigned n = 0;
 
 	if (offered_is_complete(job))
 		told(a);
@@ -568,8 +589,8 @@ void accumulate_visit(struct job *job, struct list *link, uint64_t now_ns)
 
 		if (!a->nodes[i].added)
 			continue;
-		if (deadline_ns <= now_ns)
-			expire(a, i);
+		if (deadline_ns <= now_ns && n++ < EXPIRE_MAX)
+			expire(a, i, find_awaited(a, &awaited));
 		else
 			sweep_until(job, deadline_ns);
 	}

@@ -162,7 +162,7 @@ struct asked *far_join(struct far *far, unsigned end, const struct layout *layou
 	struct data_header header = { .op = DATA_JOIN, .epoch = FAR_EPOCH };
 	Bps__Cluster__JobJoin m = BPS__CLUSTER__JOB_JOIN__INIT;
 	Bps__Cluster__Stragglers stragglers;
-	uint32_t ranks[64], n = ranks_of(layout, node, ranks);
+	uint32_t ranks[FAR_RANKS], n = ranks_of(layout, node, ranks);
 	uint8_t digest[32];
 	struct asked *asked;
 	char name[16];
@@ -222,7 +222,7 @@ static size_t moves_of(const struct layout *layout, uint32_t *moves)
 
 uint32_t far_epoch(const struct layout *layout)
 {
-	uint32_t moves[FAR_SERVERS + 64];
+	uint32_t moves[FAR_SERVERS + FAR_RANKS];
 	size_t n = moves_of(layout, moves);
 
 	return data_moves_epoch(FAR_EPOCH, moves, n, NULL);
@@ -235,7 +235,7 @@ struct asked *far_attach(struct far *far, unsigned end, const struct layout *lay
 	Bps__Cluster__JobAttach m = BPS__CLUSTER__JOB_ATTACH__INIT;
 	Bps__Cluster__JobHome home = BPS__CLUSTER__JOB_HOME__INIT;
 	Bps__Cluster__Stragglers stragglers;
-	uint32_t moves[FAR_SERVERS + 64];
+	uint32_t moves[FAR_SERVERS + FAR_RANKS];
 	uint8_t digest[32];
 
 	memset(digest, 's', sizeof(digest));

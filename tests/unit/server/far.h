@@ -14,6 +14,7 @@
 
 #define FAR_ENDS     8
 #define FAR_SERVERS  2
+#define FAR_RANKS    1024
 #define FAR_EPOCH    3
 #define FAR_INSTANCE 1000 /* node i's first instance is this + i */
 
@@ -75,7 +76,7 @@ struct far {
 	/* Other notices that came to each end: the last of them. */
 	struct {
 		unsigned n;
-		uint32_t moves[FAR_SERVERS + 64];
+		uint32_t moves[FAR_SERVERS + FAR_RANKS];
 		uint32_t newcomers;
 		uint32_t left;		  /* LEFT: bit by node */
 		uint32_t released, epoch; /* up to this number, said in this epoch, */
@@ -92,7 +93,7 @@ struct far {
 struct layout {
 	const char *name;
 	uint32_t size, n_nodes;
-	uint32_t node_of_rank[64];
+	uint32_t node_of_rank[FAR_RANKS];
 	uint64_t timeout_ms, request_timeout_ms;
 	uint32_t part_bytes;
 	bool resume; /* it outlives its daemons' processes; this server is its home */
@@ -100,7 +101,7 @@ struct layout {
 	bool async;		     /* it accumulates */
 	uint32_t moves[FAR_SERVERS]; /* with which nodes attach; this server is number 0 */
 	bool elastic;		     /* resume, too: */
-	uint32_t gone[64];	     /* by rank: 0, DATA_MOVES_LOST or DATA_MOVES_LEFT */
+	uint32_t gone[FAR_RANKS];    /* by rank: 0, DATA_MOVES_LOST or DATA_MOVES_LEFT */
 	uint32_t max_ranks;
 	bool elsewhere; /* resume, too: another server is its home */
 	bool begins;	/* nodes attach for the first time */

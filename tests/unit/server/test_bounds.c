@@ -198,3 +198,45 @@ TEST(a_peer_of_many_nodes_of_a_job_that_forms_is_lost_in_one_walk)
 	for (uint32_t i = 0; i < MANY; i++)
 		far_expect(far, joins[i], 0, NULL);
 }
+
+/* -- Many nodes at once --------------------------------------------------------------------------------------------- */
+
+static struct layout attached_alike(struct far *far, uint32_t n_nodes, bool async)
+{
+	struct layout layout = far_layout("job", n_nodes, NULL);
+
+	layout.job = 77;
+	layout.async = async;
+	for (uint32_t i = 0; i < n_nodes; i++)
+		far_expect(far, far_attach(far, 0, &layout, i, FAR_INSTANCE + i), 0, NULL);
+	n_texts = 0;
+	return layout;
+}
+
+static struct asked *push_empty(struct far *far, const struct layout *layout, uint32_t part,
+				uint32_t node, unsigned operation)
+{
+	struct data_header h = far_push(layout, 1, 1, node);
+
+	h.part = part;
+	h.operation = (uint8_t)operation;
+	/* It waits for all. */
+	h.root = operation == OPERATION_ACCUMULATE;
+	return far_call(far, 0, &h, NULL);
+}
+
+/* Who has not come is looked for once for many that have waited. */
+TEST(many_nodes_that_have_waited_for_one_are_told_by_few_looks)
+{
+	FAR = far_new(NULL);
+	struct layout layout;
+
+	now_ns = 100 * NSEC_PER_SEC;
+	layout = attached_alike(far, FAR_RANKS, true);
+	for (uint32_t i = 1; i < FAR_RANKS; i++)
+		far_expect_waiting(far, push_empty(far, &layout, 0, i, OPERATION_ACCUMULATE));
+	now_ns += 100 * NSEC_PER_SEC;
+	far_expect(far, far->all, -ETIMEDOUT, "rank 0 (node 0) came to round 0 only");
+	far_wait_all(far);
+	ASSERT_INT(n_texts, <=, FAR_RANKS / 64);
+}
