@@ -5,8 +5,10 @@
  */
 #include "server/job/store.h"
 
-/* Slots of rounds that fail, and parts of tensors that were forgotten, in a step. */
-#define FAIL_STEP 16
+/* Nodes that are answered at once where a round fails; and in a step where it does so by and by, or those of one slot. */
+#define FAIL_NODES 16384
+#define FAIL_STEP  2048
+/* Parts of tensors that were forgotten, in a step. */
 #define DROP_STEP 16
 /* Forgotten tensors that each further one looks at: more than come, so that those whose rounds end go. */
 #define FORGOTTEN_LOOKS 4
@@ -612,7 +614,7 @@ static bool on_fail(struct chore *chore)
 	bool more = true;
 
 	job_hold(job);
-	for (unsigned i = 0; i < FAIL_STEP && more; i++)
+	for (uint32_t i = 0; i < FAIL_STEP && more; i += job->n_nodes + FAIL_STEP / 16)
 		more = fail_next(job);
 	/* With the job the chore is gone. */
 	more = more && job->state != JOB_OVER;
@@ -635,7 +637,8 @@ void round_fail_slots(struct round *round, const struct failure *failure)
 	if (round->failing)
 		return;
 	/* Without memory for the words there is no later. */
-	if (round->n_slots > STORE_MANY)
+	if (round->n_slots > STORE_MANY ||
+	    round->n_slots * round->tensor->job->n_nodes > FAIL_NODES)
 		round->failing = held_new(job_memory(round->tensor->job), sizeof(*failure));
 	if (!round->failing) {
 		fail_now(round, failure);

@@ -8,12 +8,19 @@
 #include "base/clock.h"
 #include "server/job/store.h"
 
-/* A step is so many. */
+/* A step is so many; */
 #define SWEEP_STEP 16
+/* each counts once more for so many nodes of its job, all of which may be looked at for it, or answered. */
+#define SWEEP_NODES 256
 /* Steps that are made at once. */
 #define SWEEP_FIRST 4
 /* Each that was looked at puts the next sweep off: about ten times as long as the look takes. */
 #define SWEEP_REST_NS NSEC_PER_USEC
+
+static unsigned weight(const struct job *job)
+{
+	return 1 + job->n_nodes / SWEEP_NODES;
+}
 
 static const struct sweep_stage *stage_of(const struct job *job)
 {
@@ -60,7 +67,7 @@ static bool step(struct job *job)
 	uint64_t now_ns = clock_now_ns();
 	struct sweep *s = &job->sweep;
 
-	for (unsigned i = 0; i < SWEEP_STEP; i++) {
+	for (unsigned i = 0; i < SWEEP_STEP; i += weight(job)) {
 		struct list *link;
 
 		if (job->state == JOB_OVER && !s->ends) {
@@ -70,7 +77,7 @@ static bool step(struct job *job)
 		link = next(job);
 		if (!link)
 			return job->state == JOB_OVER && !s->ends;
-		s->n++;
+		s->n += weight(job);
 		if (s->ends)
 			stage_of(job)->end(job, link);
 		else
@@ -134,7 +141,7 @@ void sweep(struct job *job, unsigned why)
 
 	if (!start(job, why))
 		return;
-	for (unsigned i = 0; i < SWEEP_FIRST && more; i++)
+	for (unsigned i = 0; i < SWEEP_FIRST && more; i += 1 + weight(job) / SWEEP_STEP)
 		more = step(job);
 	if (more)
 		loop_begin(job->server->params.loop, &job->sweep.chore);

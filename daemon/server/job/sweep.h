@@ -20,7 +20,7 @@ struct sweep {
 	unsigned why, again;
 	size_t stage;		/* the list that it goes along, */
 	struct list *at;	/* and what it comes to next, or the list's head */
-	size_t n;		/* that it has looked at */
+	size_t n;		/* that it has looked at, each as much as it may take */
 	uint64_t next_ns;	/* the soonest deadline that it has seen */
 	uint64_t not_before_ns; /* it does not begin, unless the job is over; 0: it may */
 };

@@ -201,6 +201,15 @@ TEST(a_peer_of_many_nodes_of_a_job_that_forms_is_lost_in_one_walk)
 
 /* -- Many nodes at once --------------------------------------------------------------------------------------------- */
 
+static unsigned n_answered(const struct far *far)
+{
+	unsigned n = 0;
+
+	for (const struct asked *asked = far->all; asked; asked = asked->next)
+		n += asked->done;
+	return n;
+}
+
 static struct layout attached_alike(struct far *far, uint32_t n_nodes, bool async)
 {
 	struct layout layout = far_layout("job", n_nodes, NULL);
@@ -239,4 +248,49 @@ TEST(many_nodes_that_have_waited_for_one_are_told_by_few_looks)
 	far_expect(far, far->all, -ETIMEDOUT, "rank 0 (node 0) came to round 0 only");
 	far_wait_all(far);
 	ASSERT_INT(n_texts, <=, FAR_RANKS / 64);
+}
+
+/* Each has contributed to all parts of a round, but for the first. */
+static struct layout waiting_for_one(struct far *far, uint32_t n_parts)
+{
+	struct layout layout = attached_alike(far, FAR_RANKS, false);
+
+	for (uint32_t part = 0; part < n_parts; part++)
+		for (uint32_t i = 1; i < FAR_RANKS; i++)
+			(void)push_empty(far, &layout, part, i, OPERATION_PUSH_PULL);
+	return layout;
+}
+
+/* However few its parts are: a thousand nodes wait for each. */
+static void many_nodes_are_answered_in_pieces(unsigned op, int status)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
+	const uint32_t n_parts = 32, n = (FAR_RANKS - 1) * n_parts;
+	FAR = far_new(&options);
+	struct layout layout;
+	unsigned before;
+
+	now_ns = 0;
+	layout = waiting_for_one(far, n_parts);
+	before = n_answered(far);
+	far_notice(far, 0, op, layout.job, 1, 1, 0, EIO, op == DATA_LEAVE ? NULL : "not this");
+	ASSERT_INT(n_answered(far) - before, <, n * 3 / 4);
+	far_wait_all(far);
+	far_expect(far, far->all, status, NULL);
+	ASSERT_EQ(n_answered(far) - before, n);
+}
+
+TEST(a_round_of_many_nodes_fails_in_pieces)
+{
+	many_nodes_are_answered_in_pieces(DATA_FAIL_ROUND, -EIO);
+}
+
+TEST(rounds_of_many_nodes_end_in_pieces)
+{
+	many_nodes_are_answered_in_pieces(DATA_LEAVE, -EPIPE);
+}
+
+TEST(a_job_of_many_nodes_ends_in_pieces)
+{
+	many_nodes_are_answered_in_pieces(DATA_FAIL_JOB, -EIO);
 }
