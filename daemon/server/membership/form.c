@@ -401,13 +401,14 @@ static int form_number(struct job *job)
 	return error_trace(job_start(job, number));
 }
 
-static void form_answer(struct job *job, const void *data, size_t len)
+/* All get the same memory: it is as long as there are ranks. */
+static void form_answer(struct job *job, struct block *answer)
 {
 	struct data_header header = {
 		.op = DATA_OK,
 		.job = job->number,
 		.epoch = job->forming.epoch,
-		.len = (uint32_t)len,
+		.len = (uint32_t)answer->len,
 	};
 
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
@@ -417,7 +418,7 @@ static void form_answer(struct job *job, const void *data, size_t len)
 		node->join = join_free(node->join);
 		if (job->membership.regroups && FAILPOINT_DROPS("server-regroup-told"))
 			continue;
-		delivery_answer(TAKE_PTR(node->joining), &header, NULL, data);
+		delivery_answer(TAKE_PTR(node->joining), &header, answer, NULL);
 	}
 	log_info("job %s: %u ranks on %u nodes, part size %u", job->owner.name, job->size,
 		 job->n_nodes, job->forming.part_bytes);
@@ -451,6 +452,7 @@ int form_finish(struct job *job, struct failure *failure)
 		.old_nodes = old_nodes,
 		.joiners = joiners,
 	};
+	_cleanup_(block_unrefp) struct block *answer = NULL;
 	_cleanup_(freep) void *data = NULL;
 	size_t len = 0;
 	int r;
@@ -493,12 +495,15 @@ int form_finish(struct job *job, struct failure *failure)
 			joined.view = form_view(job->server, form_reference(job), failure);
 		r = joined_encode(&joined, &data, &len);
 	}
+	if (!r)
+		r = block_new(job->server->params.blocks, len, NULL, &answer);
 	if (r)
 		return failure_set(failure, r, "job %s: %s", job->owner.name, strerror(-r));
 	r = job->retention.resume ? job_charge(job, len, failure) : 0;
 	if (r)
 		return r;
-	form_answer(job, data, len);
+	memcpy(answer->data, data, len);
+	form_answer(job, answer);
 	job->forming.answer = job->retention.resume ? TAKE_PTR(data) : NULL;
 	job->forming.answer_len = len;
 	return 0;

@@ -222,6 +222,7 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 		ASSERT_TRUE(from && (!block || block->len == header->len));
 		asked->data = malloc(header->len);
 		memcpy(asked->data, from, header->len);
+		delivery->peer->far->copied += block ? 0 : header->len;
 	}
 	answered(delivery, 0);
 }

@@ -65,6 +65,7 @@ struct far {
 	struct accounts accounts;
 	struct asked *all; /* freed at the end */
 	unsigned n_calls;
+	uint64_t copied; /* bytes of answers that were in no block; the double's */
 	size_t misalign; /* payloads lie this far off, and are lent */
 	/* FAIL_JOB notices that came to each end. */
 	struct {

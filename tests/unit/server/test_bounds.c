@@ -222,6 +222,20 @@ static struct layout attached_alike(struct far *far, uint32_t n_nodes, bool asyn
 	return layout;
 }
 
+/* What all are told when the last has joined is as long as there are ranks, and copied for none. */
+TEST(many_nodes_that_join_are_told_by_one_message)
+{
+	FAR = far_new(NULL);
+	struct layout layout = far_layout("job", FAR_RANKS, NULL);
+
+	now_ns = 0;
+	for (uint32_t i = 0; i < FAR_RANKS; i++)
+		(void)far_join(far, 0, &layout, i, NULL);
+	far_expect(far, far->all, 0, NULL);
+	ASSERT_INT(far->all->answer.len, >, FAR_RANKS);
+	ASSERT_EQ(far->copied, 0);
+}
+
 static struct asked *push_empty(struct far *far, const struct layout *layout, uint32_t part,
 				uint32_t node, unsigned operation)
 {
