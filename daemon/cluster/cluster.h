@@ -59,7 +59,12 @@ int view_pack(const struct view *view, size_t max, void **ret_data, size_t *ret_
 int view_unpack(const void *data, size_t len, const char *own, struct view **ret_view);
 /* Digest over epoch-independent facts of the servers (names, addresses): equal on nodes that have the same list. */
 uint64_t view_server_digest(const struct view *view);
-/* The i-th member that has the server role, in view order; NULL past the end. */
+/* The member of that name, or NULL. */
+const struct view_member *view_find(const struct view *view, const char *name);
+/* The members that have the server role, in view order: the one after another, or the first for NULL; NULL past the end. */
+const struct view_member *view_next_server(const struct view *view,
+					   const struct view_member *after);
+/* The i-th of them, for which those before it are looked at; NULL past the end. */
 const struct view_member *view_server(const struct view *view, size_t i);
 size_t view_n_servers(const struct view *view);
 /* The server that is home to a job: the same on every node that has the same view. NULL without servers. */

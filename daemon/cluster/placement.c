@@ -24,17 +24,12 @@
 struct place {
 	double bandwidth; /* in units of the mean */
 	double share;
-	int64_t weight, credit;
 	bool colocated;
 };
 
-static bool is_agent(const char *name, const char *const *agents, size_t n_agents)
+static int by_text(const void *a, const void *b)
 {
-	for (size_t i = 0; i < n_agents; i++) {
-		if (agents[i] && !strcmp(agents[i], name))
-			return true;
-	}
-	return false;
+	return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
 /* Unknown bandwidths count as the mean of the known ones. */
@@ -128,30 +123,47 @@ static void shares_few(struct place *places, size_t n, size_t n_agents)
 	}
 }
 
+/* A server that is given stripes. All of them are gone through for each stripe, so they are kept small. */
+struct dealt {
+	int64_t weight, credit;
+	size_t server;
+};
+
 /*
  * Smooth weighted round robin: every server earns its weight at each step, the richest gets the stripe and pays for it.
  * After any number of steps each has had its share to within one stripe or so.
  */
-static void deal(struct place *places, size_t n, uint16_t *stripes, size_t n_stripes)
+static int deal(const struct place *places, size_t n, uint16_t *stripes, size_t n_stripes)
 {
+	_cleanup_(freep) struct dealt *dealt = calloc(n, sizeof(*dealt));
+	size_t n_dealt = 0;
 	int64_t sum = 0;
 
+	if (!dealt)
+		return error_origin(-ENOMEM);
 	for (size_t i = 0; i < n; i++) {
-		places[i].weight = (int64_t)(places[i].share * (double)SHARE_UNIT);
-		sum += places[i].weight;
+		int64_t weight = (int64_t)(places[i].share * (double)SHARE_UNIT);
+
+		sum += weight;
+		if (weight)
+			dealt[n_dealt++] = (struct dealt){ .weight = weight, .server = i };
 	}
 	for (size_t s = 0; s < n_stripes; s++) {
-		size_t richest = n;
+		int64_t most = INT64_MIN;
+		size_t richest = 0;
 
-		for (size_t i = 0; i < n; i++) {
-			places[i].credit += places[i].weight;
-			if (places[i].weight &&
-			    (richest == n || places[i].credit > places[richest].credit))
+		for (size_t i = 0; i < n_dealt; i++) {
+			int64_t credit = dealt[i].credit += dealt[i].weight;
+
+			if (credit > most) {
+				most = credit;
 				richest = i;
+			}
 		}
-		places[richest].credit -= sum;
-		stripes[s] = (uint16_t)richest;
+		dealt[richest].credit -= sum;
+		stripes[s] = (uint16_t)dealt[richest].server;
 	}
+	return 0;
 }
 
 int placement_deal(const struct placement_server *servers, size_t n, size_t n_agents,
@@ -170,24 +182,40 @@ int placement_deal(const struct placement_server *servers, size_t n, size_t n_ag
 		shares_balance(places, n, n_agents);
 	else
 		shares_few(places, n, MAX(n_agents, (size_t)1));
-	deal(places, n, stripes, n_stripes);
-	return 0;
+	return error_trace(deal(places, n, stripes, n_stripes));
+}
+
+/* The names among them, sorted: each of many servers is looked for there. Returns how many. */
+static size_t sort_agents(const char *const *agents, size_t n_agents, const char **ret_sorted)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < n_agents; i++)
+		if (agents[i])
+			ret_sorted[n++] = agents[i];
+	qsort(ret_sorted, n, sizeof(*ret_sorted), by_text);
+	return n;
 }
 
 int placement_stripes(const struct view *view, const char *const *agents, size_t n_agents,
 		      uint16_t *stripes, size_t n_stripes)
 {
-	size_t n = view_n_servers(view);
+	size_t n = view_n_servers(view), n_named, at = 0;
 	_cleanup_(freep) struct placement_server *servers =
 		calloc(MAX(n, (size_t)1), sizeof(*servers));
+	_cleanup_(freep) const char **sorted = calloc(MAX(n_agents, (size_t)1), sizeof(*sorted));
+	const struct view_member *server = NULL;
 
-	if (!servers)
+	if (!servers || !sorted)
 		return error_origin(-ENOMEM);
-	for (size_t i = 0; i < n; i++) {
-		const struct view_member *server = view_server(view, i);
+	n_named = sort_agents(agents, n_agents, sorted);
+	while ((server = view_next_server(view, server))) {
+		const char *name = server->name;
 
-		servers[i].bandwidth_mbps = server->bandwidth_mbps;
-		servers[i].colocated = is_agent(server->name, agents, n_agents);
+		servers[at++] = (struct placement_server){
+			.bandwidth_mbps = server->bandwidth_mbps,
+			.colocated = bsearch(&name, sorted, n_named, sizeof(*sorted), by_text),
+		};
 	}
 	return error_trace(placement_deal(servers, n, n_agents, stripes, n_stripes));
 }

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "cluster/cluster.h"
 #include "proto/text.h"
+#include <stdio.h>
 
 /* FNV-1a, finished by the mixer of SplitMix64. Names in a view come from the operator, not from an adversary. */
 #define HASH_START 0xcbf29ce484222325ull
@@ -119,13 +120,29 @@ uint64_t view_server_digest(const struct view *view)
 	return hash_finish(hash);
 }
 
+const struct view_member *view_find(const struct view *view, const char *name)
+{
+	struct view_member member;
+
+	(void)snprintf(member.name, sizeof(member.name), "%s", name);
+	return bsearch(&member, view->members, view->n_members, sizeof(member), by_name);
+}
+
+const struct view_member *view_next_server(const struct view *view, const struct view_member *after)
+{
+	for (size_t m = after ? (size_t)(after - view->members) + 1 : 0; m < view->n_members; m++)
+		if (view->members[m].roles & ROLE_SERVER)
+			return &view->members[m];
+	return NULL;
+}
+
 const struct view_member *view_server(const struct view *view, size_t i)
 {
-	for (size_t m = 0; m < view->n_members; m++) {
-		if ((view->members[m].roles & ROLE_SERVER) && !i--)
-			return &view->members[m];
-	}
-	return NULL;
+	const struct view_member *member = view_next_server(view, NULL);
+
+	while (member && i--)
+		member = view_next_server(view, member);
+	return member;
 }
 
 size_t view_n_servers(const struct view *view)

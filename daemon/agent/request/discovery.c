@@ -297,6 +297,7 @@ static void look(struct discovery *discovery)
 {
 	struct agent *agent = discovery->agent;
 	struct view *view = cluster_view(agent->params.cluster);
+	const struct view_member *server = NULL;
 	uint32_t n = count(discovery);
 	int r = 0;
 
@@ -304,11 +305,11 @@ static void look(struct discovery *discovery)
 		end(discovery);
 		return;
 	}
-	for (size_t i = 0; view && i < view_n_servers(view); i++) {
+	while (view && (server = view_next_server(view, server))) {
 		struct discovery_call *call;
 		struct peer *peer;
 
-		if (agent_setup_peer_at(agent, view_server(view, i), true, &peer))
+		if (agent_setup_peer_at(agent, server, true, &peer))
 			continue;
 		call = find_call(discovery, peer);
 		if (call && call->n == n)

@@ -239,20 +239,38 @@ static bool is_of_job(const struct agent_job *job, const struct view_member *mem
 	return false;
 }
 
-int agent_setup_add_place(struct agent_job *job, const struct view_member *member)
+static int add_place(struct agent_job *job, const struct view_member *member, bool colocated)
 {
 	struct agent_server *server = &job->fleet.servers[job->fleet.n_servers++];
 
 	server->member = *member;
-	server->colocated = is_of_job(job, member);
+	server->colocated = colocated;
 	return error_trace(agent_keep_init(job, job->fleet.n_servers - 1));
+}
+
+int agent_setup_add_place(struct agent_job *job, const struct view_member *member)
+{
+	return error_trace(add_place(job, member, is_of_job(job, member)));
+}
+
+/* By member of the job's view: whether it is a node of the job. */
+static bool *members_of_job(const struct agent_job *job)
+{
+	bool *of_job = calloc(MAX(job->fleet.view->n_members, (size_t)1), sizeof(of_job[0]));
+
+	for (uint32_t i = 0; of_job && i < job->shape.n_nodes; i++)
+		if (job->fleet.member_of_node[i])
+			of_job[job->fleet.member_of_node[i] - 1] = true;
+	return of_job;
 }
 
 static int find_servers(struct agent_job *job)
 {
 	size_t n = view_n_servers(job->fleet.view);
 	const struct view_member *home = view_home(job->fleet.view, job->owner.name);
-	int r = 0;
+	_cleanup_(freep) bool *of_job = members_of_job(job);
+	const struct view_member *member = NULL;
+	int r = of_job ? 0 : -ENOMEM;
 
 	if (!home)
 		return error_origin(-EPROTO);
@@ -262,10 +280,10 @@ static int find_servers(struct agent_job *job)
 	if (!job->fleet.servers)
 		return error_origin(-ENOMEM);
 	job->fleet.n_viewed = n;
-	for (size_t i = 0; !r && i < n; i++) {
-		if (view_server(job->fleet.view, i) == home)
-			job->fleet.home_number = i;
-		r = agent_setup_add_place(job, view_server(job->fleet.view, i));
+	while (!r && (member = view_next_server(job->fleet.view, member))) {
+		if (member == home)
+			job->fleet.home_number = job->fleet.n_servers;
+		r = add_place(job, member, of_job[member - job->fleet.view->members]);
 	}
 	if (!r)
 		r = agent_move_init(job);

@@ -143,15 +143,15 @@ int agent_move_home(const struct agent_job *job, const struct agent_said *said, 
 {
 	_cleanup_(freep) bool *in = calloc(job->fleet.n_viewed, sizeof(*in));
 	const struct data_added *best = NULL;
-	const struct view_member *home;
+	const struct view_member *home, *member = NULL;
 
 	if (!in)
 		return error_origin(-ENOMEM);
 	for (size_t i = 0; i < job->fleet.n_viewed; i++)
 		in[i] = !(said->moves[i] & 1);
 	home = view_home_among(job->fleet.view, job->owner.name, in);
-	for (size_t i = 0; home && i < job->fleet.n_viewed; i++)
-		if (view_server(job->fleet.view, i) == home)
+	for (size_t i = 0; home && (member = view_next_server(job->fleet.view, member)); i++)
+		if (member == home)
 			*ret_server = i;
 	for (uint32_t i = 0; !home && i < said->added.n; i++) {
 		const struct data_added *server = &said->added.servers[i];

@@ -192,7 +192,9 @@ int join_decode(const void *data, size_t len, struct join **ret_join, struct fai
 		memcpy(join->ranks, m->ranks, m->n_ranks * sizeof(join->ranks[0]));
 	qsort(join->ranks, join->n_ranks, sizeof(join->ranks[0]), by_number);
 	r = check_ranks(join, failure);
-	if (!r && m->has_view && view_unpack(m->view.data, m->view.len, NULL, &join->view))
+	if (!r && m->has_view &&
+	    (view_unpack(m->view.data, m->view.len, NULL, &join->view) ||
+	     join->view->n_members > JOB_RANKS_MAX))
 		r = failure_set(failure, -EPROTO, "job %s: a view that cannot be", m->job);
 	if (!r)
 		r = take_stragglers(m->stragglers, m->job, m->size, m->n_nodes, &join->stragglers,

@@ -278,13 +278,12 @@ static uint32_t part_bytes_by_link(const struct server *server, const struct vie
 {
 	const struct transport *transport = server->params.transport;
 	uint64_t bytes_s = transport ? transport_bytes_s(transport) : 0, mbps = 0;
+	const struct view_member *member = NULL;
 	size_t n_known = 0;
 
-	for (size_t i = 0; !bytes_s && i < view_n_servers(view); i++) {
-		uint32_t known = view_server(view, i)->bandwidth_mbps;
-
-		mbps += known;
-		n_known += known > 0;
+	while (!bytes_s && (member = view_next_server(view, member))) {
+		mbps += member->bandwidth_mbps;
+		n_known += member->bandwidth_mbps > 0;
 	}
 	if (n_known)
 		bytes_s = mbps / n_known * 1000000 / 8;
@@ -338,17 +337,47 @@ static bool form_complete(const struct job *job)
 	return true;
 }
 
-/* The number of a node among the view's members, from 1; 0: it is not there. */
-static uint32_t number_in_view(const struct view *view, const struct join *join)
-{
-	for (size_t i = 0; i < view->n_members; i++) {
-		const struct view_member *member = &view->members[i];
+/* A member by the number of its process. */
+struct numbered {
+	uint64_t id;
+	uint32_t number;
+};
 
-		if (*join->node_name ? !strcmp(member->name, join->node_name)
-				     : member->id && member->id == join->member)
-			return (uint32_t)i + 1;
-	}
+static int by_id(const void *a, const void *b)
+{
+	uint64_t x = ((const struct numbered *)a)->id, y = ((const struct numbered *)b)->id;
+
+	return (x > y) - (x < y);
+}
+
+/* For nodes that do not say their names: nodes and members may be many. Returns 0 or -ENOMEM. */
+static int number_members(const struct view *view, struct numbered **ret_numbered)
+{
+	struct numbered *numbered = calloc(MAX(view->n_members, (size_t)1), sizeof(*numbered));
+
+	if (!numbered)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < view->n_members; i++)
+		numbered[i] = (struct numbered){ view->members[i].id, (uint32_t)i + 1 };
+	qsort(numbered, view->n_members, sizeof(*numbered), by_id);
+	*ret_numbered = numbered;
 	return 0;
+}
+
+/* The number of a node among the view's members, from 1; 0: it is not there. */
+static uint32_t number_in_view(const struct view *view, const struct numbered *numbered,
+			       const struct join *join)
+{
+	const struct numbered key = { .id = join->member }, *found;
+	const struct view_member *member;
+
+	if (*join->node_name) {
+		member = view_find(view, join->node_name);
+		return member ? (uint32_t)(member - view->members) + 1 : 0;
+	}
+	found = join->member ? bsearch(&key, numbered, view->n_members, sizeof(*numbered), by_id)
+			     : NULL;
+	return found ? found->number : 0;
 }
 
 /*
@@ -369,15 +398,16 @@ static int form_stripes(struct job *job, uint16_t *stripes, uint32_t *member_of_
 {
 	_cleanup_(freep) const char **names = calloc(job->n_nodes, sizeof(*names));
 	const struct view *view = form_view(job->server, form_reference(job), failure);
+	_cleanup_(freep) struct numbered *numbered = NULL;
 	int r;
 
 	if (!view)
 		return failure->status;
 	form_parts(job, view);
-	if (!names)
+	if (!names || number_members(view, &numbered))
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->owner.name);
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
-		uint32_t number = number_in_view(view, job->nodes[i].join);
+		uint32_t number = number_in_view(view, numbered, job->nodes[i].join);
 
 		member_of_node[i] = number;
 		names[i] = number ? view->members[number - 1].name : NULL;

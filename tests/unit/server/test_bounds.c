@@ -43,6 +43,24 @@ uint32_t __wrap_job_node_of(const struct job *job, const struct peer *peer)
 	return __real_job_node_of(job, peer);
 }
 
+/* All servers before it are looked at for one. */
+static unsigned n_counted, n_compared;
+const struct view_member *__real_view_server(const struct view *view, size_t i);
+const struct view_member *__wrap_view_server(const struct view *view, size_t i);
+const struct view_member *__wrap_view_server(const struct view *view, size_t i)
+{
+	n_counted++;
+	return __real_view_server(view, i);
+}
+
+int __real_strcmp(const char *a, const char *b);
+int __wrap_strcmp(const char *a, const char *b);
+int __wrap_strcmp(const char *a, const char *b)
+{
+	n_compared++;
+	return __real_strcmp(a, b);
+}
+
 /* -- Nodes of an elastic job ---------------------------------------------------------------------------------------- */
 
 /* Its nodes have a rank each: end 1 speaks for the last, end 0 for the others. */
@@ -234,6 +252,55 @@ TEST(many_nodes_that_join_are_told_by_one_message)
 	far_expect(far, far->all, 0, NULL);
 	ASSERT_INT(far->all->answer.len, >, FAR_RANKS);
 	ASSERT_EQ(far->copied, 0);
+}
+
+static struct view *view_of_many(uint32_t n)
+{
+	_cleanup_(freep) struct view_member *members = calloc(n, sizeof(*members));
+	struct view *view = NULL;
+
+	ASSERT_TRUE(members);
+	for (uint32_t i = 0; i < n; i++) {
+		members[i].id = i + 1;
+		members[i].roles = ROLE_SERVER;
+		(void)snprintf(members[i].name, sizeof(members[i].name), "m%u", i);
+	}
+	ASSERT_OK(view_new(FAR_EPOCH + 1, members, n, &view));
+	return view;
+}
+
+/* Nodes say which view they are in, and may bring one. */
+TEST(nodes_and_members_of_a_view_are_put_together_in_one_walk)
+{
+	const struct far_options options = { .by_link = true };
+	FAR = far_new(&options);
+	_cleanup_(view_unrefp) struct view *view = view_of_many(FAR_RANKS);
+	struct layout layout = far_layout("job", FAR_RANKS, NULL);
+	struct join_change change = { .epoch = FAR_EPOCH + 1,
+				      .view_digest = view_server_digest(view) };
+
+	now_ns = 0;
+	for (uint32_t i = 0; i < FAR_RANKS; i++) {
+		change.view = i ? NULL : view;
+		n_counted = n_compared = 0;
+		(void)far_join(far, 0, &layout, i, &change);
+	}
+	far_expect(far, far->all, 0, NULL);
+	ASSERT_EQ(n_counted, 0);
+	ASSERT_INT(n_compared, <, 64 * FAR_RANKS);
+}
+
+TEST(a_view_has_no_more_members_than_a_job_ranks)
+{
+	FAR = far_new(NULL);
+	_cleanup_(view_unrefp) struct view *view = view_of_many(JOB_RANKS_MAX + 1);
+	struct layout layout = far_layout("job", 1, NULL);
+	struct join_change change = { .epoch = FAR_EPOCH + 1,
+				      .view_digest = view_server_digest(view),
+				      .view = view };
+
+	far_expect(far, far_join(far, 0, &layout, 0, &change), -EPROTO, "a view that cannot be");
+	ASSERT_EQ(far_n_jobs(far), 0);
 }
 
 static struct asked *push_empty(struct far *far, const struct layout *layout, uint32_t part,
