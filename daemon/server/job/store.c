@@ -768,6 +768,7 @@ void tensor_end(struct job *job, struct list *link)
 
 	(void)job;
 	map_done(&tensor->parts);
+	tensor->given_up = held_free(tensor->given_up);
 	while (tensor->n_failed)
 		failed_pop(tensor);
 	list_remove(link);

@@ -47,6 +47,7 @@ struct tensor {
 	uint64_t measured;		/* the newest round whose contributions' times were taken */
 	struct list in_job;		/* job->all_tensors, forgotten or dropping */
 	struct map_entry *dropped_next; /* of its parts, while it is dropped; or NULL */
+	struct given_up *given_up;	/* of one of many parts: accumulate.c's; or NULL */
 	uint64_t past[]; /* by node: every round up to this one is over for it; see keep.h */
 };
 

@@ -30,6 +30,12 @@ struct accumulator_node {
 	struct failure *gone; /* while it is being added: it was given up */
 };
 
+/* What nodes have given up of a tensor of many parts, to which the sweep takes it. */
+struct given_up {
+	struct failure failure; /* the last one's words */
+	uint64_t rounds[];	/* by node: all up to this one */
+};
+
 struct accumulator {
 	struct list link; /* job->accumulators */
 	struct job *job;
@@ -519,14 +525,45 @@ static void give_up(struct accumulator *a, uint32_t node, const struct failure *
 		*n->gone = *failure;
 }
 
+/* Without memory each part waits for its deadline. */
+static void give_up_later(struct tensor *tensor, uint32_t node, uint64_t round,
+			  const struct failure *failure)
+{
+	struct job *job = tensor->job;
+	struct given_up *given_up = tensor->given_up =
+		tensor->given_up
+			?: held_new(job_memory(job),
+				    sizeof(*given_up) + job->n_nodes * sizeof(given_up->rounds[0]));
+
+	if (!given_up || round <= given_up->rounds[node])
+		return;
+	given_up->failure = *failure;
+	given_up->rounds[node] = round;
+	sweep_later(job, SWEEP_NEWS);
+}
+
+static void give_up_all(struct accumulator *a, const struct given_up *given_up)
+{
+	for (uint32_t i = 0; i < a->job->n_nodes; i++) {
+		const struct delivery *delivery = a->nodes[i].delivery;
+
+		if (delivery && delivery->header.round <= given_up->rounds[i])
+			give_up(a, i, &given_up->failure);
+	}
+}
+
 void accumulate_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t round,
 			const struct failure *failure)
 {
-	const struct tensor *tensor = tensor_of(job, key);
+	struct tensor *tensor = tensor_of(job, key);
 	struct map_entry *entry;
 
 	if (!tensor)
 		return;
+	if (tensor->parts.n_entries > STORE_MANY) {
+		give_up_later(tensor, node, round, failure);
+		return;
+	}
 	map_for_each (entry, &tensor->parts) {
 		struct accumulator *a = container_of(entry, struct part, entry)->accumulator;
 		const struct delivery *delivery = a ? a->nodes[node].delivery : NULL;
@@ -580,6 +617,8 @@ void accumulate_visit(struct job *job, struct list *link, uint64_t now_ns)
 	struct awaited awaited = { 0 };
 	unsigned n = 0;
 
+	if (a->tensor->given_up)
+		give_up_all(a, a->tensor->given_up);
 	if (offered_is_complete(job))
 		told(a);
 	if (job->state != JOB_RUNNING)

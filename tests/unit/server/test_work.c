@@ -434,6 +434,62 @@ TEST(a_tensor_of_many_parts_is_dropped_in_pieces)
 	far_wait(far, far->all);
 }
 
+static void accumulate_parts(struct far *far, const struct layout *layout, uint64_t round,
+			     unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		struct data_header h = far_push(layout, 1, round, 0);
+
+		h.operation = OPERATION_ACCUMULATE;
+		h.root = 1;
+		h.part = i;
+		(void)far_call(far, 0, &h, NULL);
+	}
+}
+
+static void give_up_round(struct far *far, const struct layout *layout, uint64_t round)
+{
+	struct data_header h = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_FAIL_ROUND,
+		.operation = OPERATION_ACCUMULATE,
+		.job = layout->job,
+		.key = 1,
+		.round = round,
+		.status = EIO,
+	};
+
+	far->ops->notice(far, 0, &h, NULL);
+}
+
+/* Said once or often, and of a round that is not there: the parts are looked at by and by. */
+TEST(a_sum_of_many_parts_is_given_up_in_pieces)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", 2, NULL);
+	unsigned before;
+
+	layout.async = true;
+	far_form(far, &layout);
+	before = n_answered(far);
+	accumulate_parts(far, &layout, 2, FEW);
+	give_up_round(far, &layout, 1);
+	for (unsigned i = 0; i < 1000; i++)
+		ASSERT_OK(loop_turn(far->loop, 0));
+	ASSERT_EQ(n_answered(far), before);
+	give_up_round(far, &layout, 2);
+	ASSERT_EQ(n_answered(far), before);
+	far_wait_all(far);
+	far_expect(far, far->all, -EIO, NULL);
+	/* What comes after that waits. */
+	accumulate_parts(far, &layout, 3, FEW);
+	for (unsigned i = 0; i < 1000; i++)
+		ASSERT_OK(loop_turn(far->loop, 0));
+	ASSERT_EQ(n_answered(far), before + FEW);
+}
+
 /* The server ends while a job does. */
 TEST(a_server_ends_what_is_left)
 {
