@@ -125,6 +125,7 @@ struct store {
 	struct list summing; /* slots whose set is complete */
 	struct list held;    /* slots whose result is not all pulled; see rows.h */
 	struct list kept;    /* slots whose result not every node has; see keep.h */
+	struct list rows;    /* what slots of push_pull_rows have beside them; see rows.h */
 	struct list late;    /* slots whose result waits for those that were late; see quorum.h */
 	struct list accumulators;				     /* accumulate.c */
 	struct list spare, spare_rounds, spare_parts, spare_tensors; /* slots and so on for reuse */

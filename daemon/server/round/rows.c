@@ -53,6 +53,8 @@ static int rows_new(struct slot *slot, const struct data_piece *piece, uint64_t 
 		quota_release(job->memory.quota, len);
 		return error_origin(-ENOMEM);
 	}
+	slot->rows->slot = slot;
+	list_push_back(&job->store.rows, &slot->rows->link);
 	slot->rows->charged = len;
 	slot->rows->slot_len = slot->charged - charged;
 	slot->rows->list = piece->list;
@@ -439,7 +441,8 @@ void rows_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t number)
 	struct round *round = tensor ? round_find(tensor, number) : NULL;
 	struct slot *slot, *next;
 
-	if (!round)
+	/* Of other operations it may have many more parts than there are servers. */
+	if (!round || round->header.operation != OPERATION_PUSH_PULL_ROWS)
 		return;
 	/* It goes with its last slot, and not under our feet. */
 	round->pinned = true;
@@ -538,11 +541,11 @@ static void forget_node(struct slot *slot, uint32_t node)
 
 void rows_attached(struct job *job, uint32_t node)
 {
-	struct slot *slot;
+	struct rows *rows;
 
-	list_for_each (slot, &job->store.open, in_job)
-		if (slot->rows && slot->rows->nodes[node].n_pieces)
-			forget_node(slot, node);
+	list_for_each (rows, &job->store.rows, link)
+		if (!rows->slot->summing && rows->nodes[node].n_pieces)
+			forget_node(rows->slot, node);
 }
 
 void rows_past(struct round *round, uint32_t node)
@@ -581,6 +584,7 @@ struct rows *rows_free(struct slot *slot)
 	if (!rows)
 		return NULL;
 	release_inputs(slot);
+	list_remove(&rows->link);
 	for (uint64_t i = 0; i < rows->n_results; i++)
 		(void)block_unref(rows->results[i]);
 	free(rows->results);

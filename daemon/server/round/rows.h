@@ -28,6 +28,8 @@ struct rows_node {
 };
 
 struct rows {
+	struct list link; /* in job->store.rows */
+	struct slot *slot;
 	struct data_rows list; /* the first contribution's: rows, width and step count */
 	size_t row_len;
 	uint64_t charged;  /* for this and the results' array */

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "double.h"
 #include "server/job/job.h"
+#include "server/job/store.h"
 
 #define FAR  _cleanup_(far_freep) struct far *far
 #define FEW  32
@@ -374,4 +375,65 @@ TEST(rounds_of_many_nodes_end_in_pieces)
 TEST(a_job_of_many_nodes_ends_in_pieces)
 {
 	many_nodes_are_answered_in_pieces(DATA_FAIL_JOB, -EIO);
+}
+
+/* -- Rows ---------------------------------------------------------------------------------------------------------- */
+
+static struct job *only_job(const struct far *far)
+{
+	return list_first(&far->server->jobs, struct job, link);
+}
+
+/* Parts of a round of another operation are none of their business. */
+TEST(who_has_given_up_rows_has_no_other_parts_looked_at)
+{
+	FAR = far_new(NULL);
+	struct layout layout = far_layout("job", 2, NULL);
+	struct data_header h = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_HAVE,
+		.key = 1,
+		.round = 1,
+	};
+	struct list slots;
+	struct round *round;
+
+	now_ns = 0;
+	layout.resume = true;
+	far_form(far, &layout);
+	h.job = layout.job;
+	h.epoch = far_epoch(&layout);
+	for (uint32_t part = 0; part < 2; part++) {
+		struct data_header push = far_push(&layout, 1, 1, 0);
+
+		push.epoch = h.epoch;
+		push.part = part;
+		(void)far_call(far, 0, &push, NULL);
+	}
+	round = list_first(&tensor_of(only_job(far), 1)->rounds, struct round, link);
+	slots = round->slots;
+	round->slots = (struct list){ 0 };
+	far->ops->notice(far, 0, &h, NULL);
+	round->slots = slots;
+	far_expect_waiting(far, far->all);
+}
+
+TEST(a_node_that_attaches_again_has_no_other_rounds_looked_at)
+{
+	FAR = far_new(NULL);
+	struct layout layout = far_layout("job", 2, NULL);
+	struct data_header push;
+	struct list open;
+
+	now_ns = 0;
+	layout.resume = true;
+	far_form(far, &layout);
+	push = far_push(&layout, 1, 1, 0);
+	push.epoch = far_epoch(&layout);
+	(void)far_call(far, 0, &push, NULL);
+	open = only_job(far)->store.open;
+	only_job(far)->store.open = (struct list){ 0 };
+	far_expect(far, far_attach(far, 2, &layout, 0, FAR_INSTANCE), 0, NULL);
+	only_job(far)->store.open = open;
 }
