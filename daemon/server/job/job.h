@@ -79,8 +79,8 @@ struct sent {
 	struct slot **slots; /* by number modulo capacity; NULL: all nodes have it */
 	uint32_t capacity;   /* 0 or a power of two */
 	uint32_t last;	     /* number of the newest */
-	uint32_t acked, released,
-		told; /* all up to this one: are kept there; are on every node; it knows that */
+	/* All up to this one: it has said that it keeps them; its slots know; are on every node; it knows that. */
+	uint32_t said, acked, released, told;
 };
 
 /* What a node offers a fresh server, before which no sum of a job with stragglers is made: offered.c. */
@@ -144,6 +144,7 @@ struct retention {
 	bool told;	     /* the offers of all nodes that have not left are here */
 	struct mail telling; /* is_telling: nodes what all of them have */
 	bool is_telling;
+	struct chore acking; /* slots hear of what nodes have said that they keep */
 };
 
 struct job {

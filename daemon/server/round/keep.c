@@ -19,6 +19,11 @@
  */
 #define TELL_AFTER 16
 
+/* Slots that hear in one go that a node keeps their results, */
+#define ACK_STEP 4096
+/* each counted once more for so many nodes: it may end with that, and all nodes' numbers for it. */
+#define ACK_NODES 64
+
 /* -- Numbers ----------------------------------------------------------------------------------- */
 
 static struct slot **sent_place(const struct sent *sent, uint32_t number)
@@ -115,6 +120,7 @@ static void tell(struct job *job)
 
 void keep_end(struct job *job)
 {
+	loop_abort(&job->retention.acking);
 	if (job->retention.is_telling)
 		loop_unpost(job->server->params.loop, &job->retention.telling);
 	job->retention.is_telling = false;
@@ -401,16 +407,13 @@ static _fetches_ void fetch_sent(const struct sent *sent, uint32_t number)
 			       sizeof(*slot) - offsetof(struct slot, kept) + CACHE_LINE);
 }
 
-int keep_ack(struct job *job, uint32_t number, uint32_t acked)
+/* Returns whether there are more. */
+static bool ack_some(struct job *job, uint32_t number)
 {
 	struct sent *sent = &job->nodes[number].sent;
-	uint32_t n = acked - sent->acked;
+	unsigned i = 0;
 
-	if (!n || n > UINT32_MAX / 2) /* overtaken by a newer one */
-		return 0;
-	if (n > sent->last - sent->acked)
-		return error_origin(-EPROTO);
-	while (sent->acked != acked) {
+	for (; sent->acked != sent->said && i < ACK_STEP; i += 1 + job->n_nodes / ACK_NODES) {
 		uint32_t next = ++sent->acked;
 
 		fetch_sent(sent, next);
@@ -423,6 +426,36 @@ int keep_ack(struct job *job, uint32_t number, uint32_t acked)
 		}
 	}
 	tell(job);
+	return sent->acked != sent->said;
+}
+
+static bool on_ack(struct chore *chore)
+{
+	struct job *job = container_of(chore, struct job, retention.acking);
+	bool more = false;
+
+	for (uint32_t i = 0; job->state == JOB_RUNNING && i < job->n_nodes && !more; i++)
+		if (job->nodes[i].sent.acked != job->nodes[i].sent.said) {
+			(void)ack_some(job, i);
+			more = true;
+		}
+	return more;
+}
+
+int keep_ack(struct job *job, uint32_t number, uint32_t acked)
+{
+	struct sent *sent = &job->nodes[number].sent;
+	uint32_t n = acked - sent->said;
+
+	if (!n || n > UINT32_MAX / 2) /* overtaken by a newer one */
+		return 0;
+	if (n > sent->last - sent->said)
+		return error_origin(-EPROTO);
+	sent->said = acked;
+	if (!ack_some(job, number))
+		return 0;
+	job->retention.acking.step = on_ack;
+	loop_begin(job->server->params.loop, &job->retention.acking);
 	return 0;
 }
 

@@ -434,6 +434,52 @@ TEST(a_tensor_of_many_parts_is_dropped_in_pieces)
 	far_wait(far, far->all);
 }
 
+static unsigned n_kept(const struct far *far)
+{
+	const struct job *job = list_first(&far->server->jobs, struct job, link);
+	const struct list *link;
+	unsigned n = 0;
+
+	for (link = job->store.kept.next; link != &job->store.kept; link = link->next)
+		n++;
+	return n;
+}
+
+TEST(many_results_that_are_kept_by_all_go_in_pieces)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", 2, NULL);
+	struct data_header h = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_ACK,
+		.up_to = MANY,
+	};
+
+	layout.resume = true;
+	far_form(far, &layout);
+	h.job = layout.job;
+	h.epoch = far_epoch(&layout);
+	for (uint32_t node = 0; node < 2; node++)
+		push_parts(far, &layout, node, MANY);
+	for (h.node = 0; h.node < 2; h.node++) {
+		far->ops->notice(far, h.node, &h, NULL);
+		ASSERT_INT(n_kept(far), >, MANY / 4);
+		for (unsigned i = 0; i < 1000; i++)
+			ASSERT_OK(loop_turn(far->loop, 0));
+	}
+	ASSERT_EQ(n_kept(far), 0);
+	ASSERT_EQ(far->told[0].released, MANY);
+	ASSERT_EQ(far->told[1].released, MANY);
+	/* What was said is known at once: no more can be kept than was sent. */
+	h.node = 0;
+	h.up_to = MANY + 1;
+	far->ops->notice(far, 0, &h, NULL);
+	push_parts(far, &layout, 0, 1);
+	far_expect(far, far->all, -ESTALE, NULL);
+}
+
 static void accumulate_parts(struct far *far, const struct layout *layout, uint64_t round,
 			     unsigned n)
 {
