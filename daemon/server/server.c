@@ -24,6 +24,7 @@ static void free_job(struct job *job)
 	forget_done(job);
 	accumulate_free(job);
 	store_free(job);
+	rows_end(job);
 	while (!list_empty(&job->membership.joiners))
 		joiner_free(list_first(&job->membership.joiners, struct joiner, link));
 }

@@ -178,6 +178,7 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 	list_init(&job->store.accumulators);
 	list_init(&job->store.late);
 	list_init(&job->store.rows);
+	list_init(&job->store.spent);
 	list_init(&job->membership.joiners);
 	list_push_back(&server->jobs, &job->link);
 	server->n_changes++;

@@ -136,6 +136,8 @@ struct store {
 	/* By and by: forgotten tensors whose parts go, rounds whose slots fail. */
 	struct list dropping, failing;
 	struct chore drop, fail;
+	struct list spent; /* by and by, too: lists of rows that nobody needs any more; rows.c */
+	struct chore spend;
 };
 
 /* Of a job that outlives its daemons' processes: keep.c, offered.c. */

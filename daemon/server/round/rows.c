@@ -8,6 +8,113 @@
 #include "base/failpoint.h"
 #include "server/round/round.h"
 
+/* -- What nobody needs any more ---------------------------------------------------------------- */
+
+/* Blocks that go at once; of more, so many in a step of a chore. */
+#define SPENT_STEP 256
+
+struct spent_list {
+	struct block **blocks;
+	struct reduce_piece *pieces;
+	uint64_t n;
+};
+
+/* Lists of one slot, which may have millions of blocks. Their job stays for it. */
+struct spent {
+	struct list link; /* in job->store.spent */
+	uint64_t charged; /* to the job */
+	size_t n, at;
+	struct spent_list lists[];
+};
+
+static void list_take(struct rows_node *from, struct spent_list *ret_list)
+{
+	*ret_list = (struct spent_list){ from->blocks, from->pieces,
+					 from->blocks ? from->n_pieces : 0 };
+	from->blocks = NULL;
+	from->pieces = NULL;
+}
+
+/* Returns whether all of it is gone, or takes what it has freed from *left. */
+static bool list_free(struct spent_list *list, uint64_t *left)
+{
+	for (; list->n && *left; --*left)
+		(void)block_unref(list->blocks[--list->n]);
+	if (list->n)
+		return false;
+	free(list->blocks);
+	free(list->pieces);
+	return true;
+}
+
+/* Returns whether all of it is gone. */
+static bool spent_step(struct job *job, struct spent *spent, uint64_t left)
+{
+	for (; spent->at < spent->n; spent->at++) {
+		if (!left || !list_free(&spent->lists[spent->at], &left))
+			return false;
+		left -= left > 0;
+	}
+	list_remove(&spent->link);
+	quota_release(job->memory.quota, spent->charged);
+	free(spent);
+	return true;
+}
+
+static bool on_spent(struct chore *chore)
+{
+	struct job *job = container_of(chore, struct job, store.spend);
+	struct spent *spent = list_first(&job->store.spent, struct spent, link);
+	bool more;
+
+	if (!spent || !spent_step(job, spent, SPENT_STEP))
+		return spent;
+	more = !list_empty(&job->store.spent);
+	/* With the job the chore is gone. */
+	job_let_go(job);
+	return more;
+}
+
+/* Takes the lists of so many nodes, and what the job is charged with for them. */
+static void spend(struct job *job, struct rows_node *nodes, size_t n, uint64_t charged)
+{
+	struct spent *spent = NULL;
+	uint64_t n_blocks = 0;
+
+	for (size_t i = 0; i < n; i++)
+		n_blocks += nodes[i].blocks ? nodes[i].n_pieces : 0;
+	if (n_blocks > SPENT_STEP)
+		spent = calloc(1, sizeof(*spent) + n * sizeof(spent->lists[0]));
+	for (size_t i = 0; i < n; i++) {
+		struct spent_list list;
+
+		list_take(&nodes[i], &list);
+		if (spent)
+			spent->lists[i] = list;
+		else
+			(void)list_free(&list, &(uint64_t){ UINT64_MAX });
+	}
+	if (!spent) {
+		quota_release(job->memory.quota, charged);
+		return;
+	}
+	spent->n = n;
+	spent->charged = charged;
+	job_hold(job);
+	list_push_back(&job->store.spent, &spent->link);
+	job->store.spend.step = on_spent;
+	loop_begin(job->server->params.loop, &job->store.spend);
+}
+
+void rows_end(struct job *job)
+{
+	struct spent *spent;
+
+	loop_abort(&job->store.spend);
+	while ((spent = list_first(&job->store.spent, struct spent, link)))
+		(void)spent_step(job, spent, UINT64_MAX);
+}
+
 /* -- What comes -------------------------------------------------------------------------------- */
 
 int rows_parse(const struct job *job, struct delivery *delivery, struct data_piece *ret_piece,
@@ -84,14 +191,6 @@ static int node_begin(struct slot *slot, struct rows_node *from, const struct da
 	return 0;
 }
 
-static void free_blocks(struct rows_node *from)
-{
-	for (uint64_t k = 0; k < from->n_pieces && from->blocks; k++)
-		(void)block_unref(from->blocks[k]);
-	free(TAKE_PTR(from->blocks));
-	free(TAKE_PTR(from->pieces));
-}
-
 static void answer_empty(struct delivery *delivery)
 {
 	struct data_header header = delivery->header;
@@ -136,6 +235,13 @@ int rows_take(struct slot *slot, struct delivery *delivery, const struct data_pi
 
 /* -- The merge --------------------------------------------------------------------------------- */
 
+/* Bytes of so many rows in so many pieces. */
+static uint64_t list_len(const struct rows *rows, uint64_t n_pieces, uint64_t n)
+{
+	return n_pieces * data_rows_len(0, rows->row_len) +
+	       (data_rows_len(n, rows->row_len) - data_rows_len(0, rows->row_len));
+}
+
 /* In the pool: room for so many rows, in pieces; heads are filled. */
 static int make_results(struct slot *slot, uint64_t n)
 {
@@ -149,6 +255,7 @@ static int make_results(struct slot *slot, uint64_t n)
 	if (quota_charge(job->memory.quota, n_pieces * sizeof(struct block *)))
 		return QUOTA_E_FULL;
 	rows->charged += n_pieces * sizeof(struct block *);
+	rows->n = n;
 	rows->results = calloc(n_pieces, sizeof(struct block *));
 	if (!rows->results)
 		return -ENOMEM;
@@ -270,11 +377,9 @@ static void release_inputs(struct slot *slot)
 	struct rows *rows = slot->rows;
 	struct job *job = slot->job;
 
-	for (uint32_t i = 0; i < job->n_nodes; i++)
-		free_blocks(&rows->nodes[i]);
 	free(TAKE_PTR(rows->lists));
 	free(TAKE_PTR(rows->cursors));
-	quota_release(job->memory.quota, slot->charged - rows->slot_len);
+	spend(job, rows->nodes, job->n_nodes, slot->charged - rows->slot_len);
 	slot->charged = rows->slot_len;
 }
 
@@ -351,8 +456,7 @@ static void rows_finish(struct slot *slot)
 	part_close(slot->part, slot->header.round);
 	job->n_rounds++;
 	metric_count(&job->server->rounds, 1);
-	for (uint64_t i = 0; i < rows->n_results; i++)
-		job->n_bytes += rows->results[i]->len;
+	job->n_bytes += list_len(rows, rows->n_results, rows->n);
 	FAILPOINT("server-rows-merged");
 	answer_all(slot);
 }
@@ -385,8 +489,7 @@ void rows_start(struct slot *slot)
 		return;
 	}
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		for (uint64_t k = 0; k < rows->nodes[i].n_pieces; k++)
-			bytes += data_rows_len(rows->nodes[i].pieces[k].n, rows->row_len);
+		bytes += list_len(rows, rows->nodes[i].n_pieces, rows->nodes[i].n);
 	metric_count(&job->server->bytes_summed, bytes);
 	slot->task.flow = job->number;
 	slot->task.cost = bytes;
@@ -531,9 +634,8 @@ static void forget_node(struct slot *slot, uint32_t node)
 		slot->from[node] ? TAKE_PTR(slot->from[node]) : TAKE_PTR(from->last);
 
 	slot->n_here -= from->n_pieces && from->n_here == from->n_pieces;
-	free_blocks(from);
-	quota_release(slot->job->memory.quota, from->charged);
 	slot->charged -= from->charged;
+	spend(slot->job, from, 1, from->charged);
 	*from = (struct rows_node){ 0 };
 	if (waiting)
 		delivery_fail(waiting, -ECONNRESET, "the node has attached again");
@@ -580,15 +682,14 @@ void rows_fail(struct slot *slot, int status, const char *text)
 struct rows *rows_free(struct slot *slot)
 {
 	struct rows *rows = slot->rows;
+	struct rows_node results;
 
 	if (!rows)
 		return NULL;
 	release_inputs(slot);
 	list_remove(&rows->link);
-	for (uint64_t i = 0; i < rows->n_results; i++)
-		(void)block_unref(rows->results[i]);
-	free(rows->results);
-	quota_release(slot->job->memory.quota, rows->charged);
+	results = (struct rows_node){ .blocks = rows->results, .n_pieces = rows->n_results };
+	spend(slot->job, &results, 1, rows->charged);
 	free(rows);
 	return NULL;
 }

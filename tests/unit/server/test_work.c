@@ -480,6 +480,95 @@ TEST(many_results_that_are_kept_by_all_go_in_pieces)
 	far_expect(far, far->all, -ESTALE, NULL);
 }
 
+/* As short as pieces may be. */
+#define LIST_STEP 128
+
+static void push_list(struct far *far, const struct layout *layout, uint32_t node,
+		      unsigned n_pieces)
+{
+	const struct data_rows head = {
+		.rows = 1 << 30, .n = (uint64_t)n_pieces * LIST_STEP, .width = 2, .step = LIST_STEP
+	};
+	struct {
+		struct data_rows head;
+		int64_t rows[LIST_STEP];
+		float values[LIST_STEP][2];
+	} piece = { .head = head };
+
+	data_rows_encode(&piece.head);
+	for (unsigned i = 0; i < n_pieces; i++) {
+		struct data_header h = far_push(layout, 1, 1, node);
+
+		h.operation = OPERATION_PUSH_PULL_ROWS;
+		h.part = i;
+		h.len = h.part_len = h.total = sizeof(piece);
+		for (unsigned k = 0; k < LIST_STEP; k++)
+			piece.rows[k] = (int64_t)i * LIST_STEP + k;
+		(void)far_call(far, node, &h, &piece);
+	}
+}
+
+/* Until the blocks are gone the job is charged for them, and is there. */
+static void list_goes_in_pieces(struct far *far)
+{
+	const struct job *job = list_first(&far->server->jobs, struct job, link);
+	uint64_t used = block_cache_used(far->blocks);
+
+	ASSERT_INT(used, >, FEW / 2 * LIST_STEP * 16);
+	ASSERT_INT(quota_used(job->memory.quota), >=, used);
+	while (block_cache_used(far->blocks)) {
+		ASSERT_EQ(far_n_jobs(far), 1);
+		ASSERT_INT(quota_used(job->memory.quota), >, 0);
+		ASSERT_OK(loop_turn(far->loop, 0));
+	}
+}
+
+TEST(a_list_of_many_pieces_fails_in_pieces)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", 2, NULL);
+
+	far_form(far, &layout);
+	push_list(far, &layout, 0, FEW);
+	far_notice(far, 1, DATA_FAIL_ROUND, layout.job, 1, 1, 1, EIO, "not this one");
+	far_wait_all(far);
+	list_goes_in_pieces(far);
+	/* Its round is over, and the next begins. */
+	(void)push(far, &layout, 1, 2, 0);
+	far_expect(far, push(far, &layout, 1, 2, 1), 0, NULL);
+}
+
+TEST(what_was_merged_of_many_pieces_goes_in_pieces)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", 2, NULL);
+
+	far_form(far, &layout);
+	for (uint32_t node = 0; node < 2; node++)
+		push_list(far, &layout, node, FEW);
+	far_wait_all(far);
+	far_notice(far, 1, DATA_FAIL_JOB, layout.job, 0, 0, 1, EIO, "over");
+	list_goes_in_pieces(far);
+	while (far_n_jobs(far))
+		ASSERT_OK(loop_turn(far->loop, 0));
+}
+
+/* The server ends meanwhile. */
+TEST(a_server_ends_while_lists_go)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", 2, NULL);
+
+	far_form(far, &layout);
+	push_list(far, &layout, 0, FEW);
+	far_notice(far, 1, DATA_FAIL_ROUND, layout.job, 1, 1, 1, EIO, "not this one");
+	far_wait_all(far);
+	ASSERT_INT(block_cache_used(far->blocks), >, 0);
+}
+
 static void accumulate_parts(struct far *far, const struct layout *layout, uint64_t round,
 			     unsigned n)
 {
