@@ -57,6 +57,8 @@ struct part {
 	struct list slots;		 /* in the order in which they began */
 	size_t n_slots;
 	struct list carried; /* contributions that were late, for the next round: quorum.h */
+	uint64_t n_carried,
+		n_behind; /* of these; of a job with a quorum, of nodes in all slots: what `behind` counts */
 	uint64_t *
 		contributors; /* by node, or NULL: as in data_contributors, of the newest round there is a result of, */
 	uint64_t contributors_round; /* which is this one: quorum.h */

@@ -14,6 +14,11 @@
 
 /* Rounds that one node may be behind in a job that outlives its daemons: a set of contributors has 64. */
 #define BEHIND_MAX 60u
+/*
+ * Contributions of a part that have come too late for their rounds, or may. With as many its rounds wait for all: each that comes
+ * has its place found among them, and all of them are in the next sum.
+ */
+#define LATE_MAX JOB_RANKS_MAX
 /* Slots of a part that are looked at at once, when one of them may go on; more are the sweep's. */
 #define READY_MAX 64
 
@@ -43,13 +48,20 @@ static bool is_behind(const struct slot *slot, uint32_t node)
 	return slot->part->behind[node] >= max;
 }
 
+static bool is_full(const struct part *part)
+{
+	return part->n_behind + part->n_carried >= LATE_MAX;
+}
+
 void quorum_count_behind(struct slot *slot)
 {
 	for (uint32_t i = 0; i < slot->job->n_nodes; i++) {
 		bool behind = !slot->acked[i] && (slot->late || (slot->kept && !slot->number[i]));
 
-		if (behind != slot->behind[i])
+		if (behind != slot->behind[i]) {
 			slot->part->behind[i] += behind ? 1 : UINT32_MAX;
+			slot->part->n_behind += behind ? 1 : UINT64_MAX;
+		}
 		slot->behind[i] = behind;
 	}
 }
@@ -59,7 +71,7 @@ bool quorum_is_ready(const struct slot *slot)
 	const struct job *job = slot->job;
 
 	if (!quorum_applies(slot) || slot->summing || !offered_is_complete(job) ||
-	    slot->n_here < job->stragglers.quorum ||
+	    slot->n_here < job->stragglers.quorum || is_full(slot->part) ||
 	    (wait_ns(job) && clock_now_ns() < slot->since_ns + wait_ns(job)))
 		return false;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
@@ -95,14 +107,15 @@ static bool comes_before(const struct data_header *a, const struct data_header *
  * By round, then by node: what it becomes part of does not depend on who of them came first. Mostly
  * they come in that order.
  */
-static void carried_add(struct list *list, struct carried *carried)
+static void carried_add(struct part *part, struct carried *carried)
 {
-	struct list *after = list->prev;
+	struct list *list = &part->carried, *after = list->prev;
 
 	while (after != list &&
 	       comes_before(&carried->header, &container_of(after, struct carried, link)->header))
 		after = after->prev;
 	list_insert_before(after->next, &carried->link);
+	part->n_carried++;
 }
 
 /*
@@ -144,7 +157,7 @@ static int carry(struct part *part, struct job *job, const struct delivery *deli
 		metric_copy(&job->server->copied, carried->block->data, delivery->payload, h->len);
 		carried->payload = carried->block->data;
 	}
-	carried_add(&part->carried, carried);
+	carried_add(part, carried);
 	metric_count(&job->server->carried, 1);
 	return 0;
 }
@@ -269,6 +282,9 @@ int quorum_offer_late(struct tensor *tensor, const struct delivery *delivery)
 	r = part_get(tensor, &delivery->header, &part);
 	if (!r)
 		r = contributors_get(part, tensor->job);
+	/* No more than there can be of jobs whose rounds are closed here. */
+	if (!r && part->n_carried >= LATE_MAX + tensor->job->n_nodes)
+		r = QUOTA_E_FULL;
 	if (!r && !is_carried(part, &delivery->header))
 		r = carry(part, tensor->job, delivery);
 	return r;
@@ -289,7 +305,9 @@ static bool reduces_same(const struct slot *slot)
 
 int quorum_prepare(struct slot *slot)
 {
+	struct part *part = slot->part;
 	struct carried *carried, *tmp;
+	bool was_full = is_full(part);
 
 	if (!reduces_same(slot))
 		return 0;
@@ -305,7 +323,11 @@ int quorum_prepare(struct slot *slot)
 		list_remove(&carried->link);
 		list_push_back(&slot->carried, &carried->link);
 		slot->n_carried++;
+		part->n_carried--;
 	}
+	/* Others of its rounds may go on. */
+	if (was_full && !is_full(part))
+		sweep_later(slot->job, SWEEP_TIME);
 	if (!slot->n_carried)
 		return 0;
 	slot->more_inputs = held_new(job_memory(slot->job), (slot->job->n_nodes + slot->n_carried) *
@@ -319,7 +341,7 @@ void quorum_undo(struct slot *slot)
 
 	list_for_each_safe (carried, tmp, &slot->carried, link) {
 		list_remove(&carried->link);
-		carried_add(&slot->part->carried, carried);
+		carried_add(slot->part, carried);
 	}
 	slot->n_carried = 0;
 }
@@ -461,10 +483,11 @@ static bool drop_known(struct job *job, struct part *part)
 	list_for_each_safe (carried, tmp, &part->carried, link) {
 		const struct data_header *h = &carried->header;
 
-		if (contributors_has(part, h->node, h->round))
+		if (contributors_has(part, h->node, h->round)) {
 			carried_free(job, carried);
-		else if (h->round <= part->contributors_round &&
-			 !contributors_reaches(part, h->round))
+			part->n_carried--;
+		} else if (h->round <= part->contributors_round &&
+			   !contributors_reaches(part, h->round))
 			return false;
 	}
 	return true;

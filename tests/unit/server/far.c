@@ -151,6 +151,7 @@ static Bps__Cluster__Stragglers *stragglers_of(const struct layout *layout,
 	m->has_quorum = m->has_async = true;
 	m->quorum = layout->quorum;
 	m->async = layout->async;
+	m->has_staleness = m->staleness = layout->staleness;
 	return m;
 }
 

@@ -110,7 +110,8 @@ struct layout {
 	const void *joined;
 	size_t joined_len;
 	uint32_t quorum; /* each rank is a node, as with async */
-	uint32_t user;	 /* 0: the one that all are of */
+	uint32_t staleness;
+	uint32_t user; /* 0: the one that all are of */
 	/* Filled when joined. */
 	uint64_t job;
 	uint32_t joined_part_bytes;

@@ -377,6 +377,49 @@ TEST(a_job_of_many_nodes_ends_in_pieces)
 	many_nodes_are_answered_in_pieces(DATA_FAIL_JOB, -EIO);
 }
 
+/* -- Late contributions ---------------------------------------------------------------------------------------------- */
+
+static struct asked *push_value(struct far *far, const struct layout *layout, uint64_t round,
+				uint32_t node)
+{
+	static const float value = 1;
+	struct data_header h = far_push(layout, 1, round, node);
+
+	h.len = h.part_len = h.total = sizeof(value);
+	return far_call(far, 0, &h, &value);
+}
+
+/* As far behind as the job allows, and in no more rounds than there may be ranks. */
+TEST(a_part_has_no_more_late_contributions_than_a_job_ranks)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30,
+					     .inline_bytes = 1 << 20 };
+	const unsigned n_rounds = JOB_RANKS_MAX / (FAR_RANKS - 1) + 1;
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", FAR_RANKS, NULL);
+	struct asked *waits;
+
+	now_ns = 0;
+	layout.job = 77;
+	layout.quorum = 1;
+	layout.staleness = 1000;
+	for (uint32_t i = 0; i < FAR_RANKS; i++)
+		far_expect(far, far_attach(far, 0, &layout, i, FAR_INSTANCE + i), 0, NULL);
+	for (uint64_t round = 1; round <= n_rounds; round++)
+		far_expect(far, push_value(far, &layout, round, 0), 0, NULL);
+	waits = push_value(far, &layout, n_rounds + 1, 0);
+	for (uint64_t round = 1; round <= n_rounds; round++)
+		for (uint32_t i = 1; i < FAR_RANKS; i++)
+			far_expect(far, push_value(far, &layout, round, i), 0, NULL);
+	far_expect_waiting(far, waits);
+	for (uint32_t i = 1; i < FAR_RANKS; i++)
+		(void)push_value(far, &layout, n_rounds + 1, i);
+	far_expect(far, waits, 0, NULL);
+	ASSERT_TRUE(*(const float *)waits->data == (float)(FAR_RANKS + n_rounds * (FAR_RANKS - 1)));
+	/* That has them all. */
+	far_expect(far, push_value(far, &layout, n_rounds + 2, 0), 0, NULL);
+}
+
 /* -- Rows ---------------------------------------------------------------------------------------------------------- */
 
 static struct job *only_job(const struct far *far)
