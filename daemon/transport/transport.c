@@ -7,6 +7,7 @@
 #include "transport/common/worker.h"
 #include "transport/internal.h"
 #include "transport/lane/gmac.h"
+#include "transport/lane/lane.h"
 #include "transport/peer/peer.h"
 #include "transport/rdma/peer.h"
 #include "transport/tcp/dial.h"
@@ -180,6 +181,7 @@ int transport_new(const struct transport_params *params, struct transport **ret_
 void transport_close(struct transport *transport)
 {
 	struct peer *peer, *next;
+	struct lane *lane;
 
 	if (transport->is_closed)
 		return;
@@ -187,6 +189,10 @@ void transport_close(struct transport *transport)
 	accept_stop(transport);
 	list_for_each_safe (peer, next, &transport->peers, link)
 		peer_lose(peer, -ESHUTDOWN, "this daemon shuts down");
+	list_for_each (peer, &transport->peers, link)
+		list_for_each (lane, &peer->lanes, link)
+			if (!lane->worker->thread)
+				lane_drain(lane);
 	for (unsigned i = 0; i < transport->n_workers; i++)
 		worker_stop(transport->workers[i]);
 	if (transport->beat)

@@ -303,6 +303,17 @@ void loop_abort(struct chore *chore)
 	list_remove(&chore->link);
 }
 
+void loop_end_chores(struct loop *loop)
+{
+	struct chore *chore;
+
+	while ((chore = list_first(&loop->chores, struct chore, link))) {
+		list_remove(&chore->link);
+		if (chore->step(chore))
+			loop_begin(loop, chore);
+	}
+}
+
 /* -- A turn: as in base/loop.c ------------------------------------------------------------------------------------------ */
 
 static void run_deferred(struct loop *loop)

@@ -407,6 +407,17 @@ static void loop_run_chores(struct loop *loop)
 	}
 }
 
+void loop_end_chores(struct loop *loop)
+{
+	struct chore *chore;
+
+	while ((chore = list_first(&loop->chores, struct chore, link))) {
+		list_remove(&chore->link);
+		if (chore->step(chore))
+			loop_begin(loop, chore);
+	}
+}
+
 /* As mail behind all other. */
 static void loop_run_finishing(struct loop *loop)
 {

@@ -122,3 +122,5 @@ struct chore {
 void loop_begin(struct loop *loop, struct chore *chore);
 /* No step comes after it. Harmless when it has not begun. */
 void loop_abort(struct chore *chore);
+/* All steps of all chores at once, for who ends the loop. */
+void loop_end_chores(struct loop *loop);

@@ -26,6 +26,7 @@ static void *loop_thread_main(void *arg)
 	if (r)
 		log_error("thread %s: its event loop failed: %s", thread->name,
 			  strerrordesc_np(-r));
+	loop_end_chores(thread->loop);
 	return NULL;
 }
 

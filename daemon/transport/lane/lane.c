@@ -18,6 +18,9 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 
+/* Messages of a lane that closes, in a step. */
+#define DRAIN_STEP 64
+
 void lane_post_home(struct lane *lane, struct mail *mail)
 {
 	worker_post_home(lane->worker, &lane->to_home, mail);
@@ -28,6 +31,7 @@ static void lane_on_close(struct mail *mail);
 static void lane_on_lost(struct mail *mail);
 static void lane_on_closed(struct mail *mail);
 static void lane_on_flush(struct mail *mail);
+static bool lane_on_drain(struct chore *chore);
 static void lane_on_watch(struct loop_timer *timer);
 
 int lane_new(struct peer *peer, const struct lane_ops *ops, struct lane **ret_lane)
@@ -45,6 +49,7 @@ int lane_new(struct peer *peer, const struct lane_ops *ops, struct lane **ret_la
 	lane->close.run = lane_on_close;
 	lane->lost.run = lane_on_lost;
 	lane->closed.run = lane_on_closed;
+	lane->output.drain.step = lane_on_drain;
 	lane->output.flush.run = lane_on_flush;
 	lane->watch.timer.expired = lane_on_watch;
 	list_init(&lane->link);
@@ -285,11 +290,36 @@ void lane_message_done(struct lane *lane, struct message *message, bool is_writt
 	}
 }
 
+/* What nobody will write any more: a peer that does not read may have millions of messages. */
+static bool lane_on_drain(struct chore *chore)
+{
+	struct lane *lane = container_of(chore, struct lane, output.drain);
+	struct message *message;
+
+	for (unsigned i = 0; i < DRAIN_STEP; i++) {
+		message = queue_pop(&lane->output.queue);
+		if (!message) {
+			mailbox_post(&lane->to_home, &lane->closed);
+			return false;
+		}
+		lane_message_done(lane, message, false);
+	}
+	return true;
+}
+
+void lane_drain(struct lane *lane)
+{
+	if (!list_linked(&lane->output.drain.link))
+		return;
+	loop_abort(&lane->output.drain);
+	while (lane_on_drain(&lane->output.drain))
+		;
+}
+
 /* What was given to us before still leaves if the kernel takes it: the last answers, mostly. */
 static void lane_on_close(struct mail *mail)
 {
 	struct lane *lane = container_of(mail, struct lane, close);
-	struct message *message;
 
 	if (!lane->is_failed)
 		lane->ops->flush(lane);
@@ -297,7 +327,6 @@ static void lane_on_close(struct mail *mail)
 		loop_unpost(lane->worker->loop, &lane->output.flush);
 	lane_cut(lane);
 	lane->ops->release(lane);
-	while ((message = queue_pop(&lane->output.queue)))
-		lane_message_done(lane, message, false);
-	mailbox_post(&lane->to_home, &lane->closed);
+	if (lane_on_drain(&lane->output.drain))
+		loop_begin(lane->worker->loop, &lane->output.drain);
 }

@@ -62,6 +62,7 @@ struct lane_output {
 	bool is_unblocked;    /* the socket had no room and has some now */
 	bool is_flushed_soon; /* in the middle of receiving */
 	bool is_fresh;	      /* something was queued in the middle of receiving */
+	struct chore drain;   /* while the lane closes: of what is in the queue */
 };
 
 struct lane_pong {
@@ -158,6 +159,8 @@ struct lane *lane_free(struct lane *lane);
 /* Posted from home. */
 void lane_start(struct lane *lane);
 void lane_close(struct lane *lane);
+/* One that closes where home is its worker: all that is left of it to do, at once. */
+void lane_drain(struct lane *lane);
 void lane_send(struct lane *lane, struct message *message);
 /* Bytes of messages that it was given and has not let go of. Home thread. */
 uint64_t lane_queued(const struct lane *lane);

@@ -136,6 +136,40 @@ TEST(notices_that_are_not_read)
 	}
 }
 
+/* Of what it has not taken when it is lost little goes in a turn, and so others' messages wait for a part of it alone. */
+TEST(what_is_not_read_goes_in_pieces)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
+		_cleanup_(pair_freep) struct pair *pair = server_new(&variants[v], 1 << 30);
+		struct data_header header, notice = {
+			.op = DATA_FAIL_ROUND, .len = 100, .key = 1, .round = 1, .status = EIO
+		};
+		const char text[100] = "";
+		struct delivery *delivery;
+		unsigned n_turns = 0;
+		struct peer *peer;
+		int fd = call_server(pair);
+		uint64_t held;
+
+		raw_push_header(&header, 1, 0);
+		raw_send(pair, fd, &header, sizeof(header));
+		delivery = pair_take(pair);
+		peer = delivery->peer;
+		pair_echo(pair, delivery);
+		for (unsigned i = 0; i < 400000; i++)
+			ASSERT_OK(peer_notice(peer, &notice, text));
+		fd_close(fd);
+		/* On a thread it is not over when all ends. */
+		held = quota_used(&peer->quota);
+		while (!v && !pair->b.n_lost) {
+			n_turns += quota_used(&peer->quota) < held;
+			held = quota_used(&peer->quota);
+			ASSERT_OK(loop_turn(pair->loop, 0));
+		}
+		ASSERT_TRUE(v || n_turns > 2);
+	}
+}
+
 static void spoil_magic(struct data_header *h)
 {
 	h->magic ^= 1;
