@@ -157,7 +157,10 @@ static void on_done(struct task *task)
 static void begin_task(struct agent_rows *rows, void (*run)(struct task *task), uint64_t n_rows)
 {
 	struct agent *agent = job_of(rows)->agent;
-	uint64_t bytes = n_rows * (sizeof(int64_t) + rows->row_len);
+	/* All local ranks may have room for them. */
+	uint64_t n_copies =
+		run == agent_rows_merge || !rows->n_servers ? job_of(rows)->layout.n_local : 1;
+	uint64_t bytes = n_rows * (sizeof(int64_t) + rows->row_len) * n_copies;
 
 	agent_job_hold(job_of(rows));
 	rows->round->n_parts++;

@@ -23,6 +23,19 @@ int __wrap_peer_notice(struct peer *peer, const struct data_header *header, cons
 	return __real_peer_notice(peer, header, payload);
 }
 
+/* -- What is left to the pool -------------------------------------------------------------------------------------- */
+
+static unsigned n_posted;
+
+int __real_pool_post(struct pool *pool, struct task *task);
+int __wrap_pool_post(struct pool *pool, struct task *task);
+
+int __wrap_pool_post(struct pool *pool, struct task *task)
+{
+	n_posted++;
+	return __real_pool_post(pool, task);
+}
+
 /* -- Requests ----------------------------------------------------------------------------------------------------- */
 
 /* Each rank gives a row of its own, and one that both give. */
@@ -49,7 +62,7 @@ static void rows(struct world *world, struct declared *declared, uint64_t round)
 		ASSERT_STR(asked[i].failure.text, "");
 		ASSERT_EQ(asked[i].base.n_rows, world->size + 1);
 		ASSERT_EQ(got[i][0], 3);
-		ASSERT_TRUE(sums[i][0] == 3);
+		ASSERT_TRUE(sums[i][0] == (float)(world->size * (world->size + 1) / 2));
 	}
 }
 
@@ -72,6 +85,20 @@ static void attach_again(struct world *world, unsigned node)
 		agent_keep_again(job, i);
 	for (size_t i = 0; i < job->fleet.n_servers; i++)
 		WORLD_UNTIL(world, job->fleet.servers[i].attached);
+}
+
+/* Few rows for many ranks are much to copy. */
+TEST(what_is_copied_for_many_ranks_is_left_to_the_pool)
+{
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 1, .n_local = 40, .no_servers = true, .inline_bytes = 4096 });
+	struct declared *declared;
+
+	world_form(world);
+	declared = world_declare(world, "table", DTYPE_FLOAT32, TABLE * WIDTH);
+	n_posted = 0;
+	rows(world, declared, 1);
+	ASSERT_EQ(n_posted, 1);
 }
 
 /* It may be the last of the table, or the next be a long time off. */
