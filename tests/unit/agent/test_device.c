@@ -2,6 +2,7 @@
  * Memory of devices, in a job that is over: what was under way when it ended has nothing more to do with the job's worker, whose
  * process ends meanwhile. Chores are held back here, so that rounds have yet to hear of the end.
  */
+#include "../base/chores.h"
 #include "../gpu/double.h"
 #include "reduce/reduce.h"
 #include "world.h"
@@ -10,37 +11,6 @@
 #define PART 4096
 /* More parts than a round has at once. */
 #define N (300 * PART / sizeof(float))
-
-static struct {
-	bool holds;
-	struct loop *loop;
-	struct chore *held[8];
-	size_t n_held;
-} chores;
-
-void __real_loop_begin(struct loop *loop, struct chore *chore);
-void __wrap_loop_begin(struct loop *loop, struct chore *chore);
-
-void __wrap_loop_begin(struct loop *loop, struct chore *chore)
-{
-	if (!chores.holds) {
-		__real_loop_begin(loop, chore);
-		return;
-	}
-	for (size_t i = 0; i < chores.n_held; i++)
-		if (chores.held[i] == chore)
-			return;
-	ASSERT_TRUE(chores.n_held < ARRAY_SIZE(chores.held));
-	chores.loop = loop;
-	chores.held[chores.n_held++] = chore;
-}
-
-static void chores_go_on(void)
-{
-	chores.holds = false;
-	while (chores.n_held)
-		__real_loop_begin(chores.loop, chores.held[--chores.n_held]);
-}
 
 /* Sums of the pool wait until they may go on. */
 static atomic_bool pool_waits;
@@ -176,7 +146,7 @@ static void end_by_a_death(bool to_host)
 	_cleanup_(scene_freep) struct scene *scene = scene_new(2, 0);
 
 	begin(scene, to_host);
-	chores.holds = true;
+	chores_hold();
 	agent_abandon(&scene->world->ranks[1].member, "died");
 	end(scene);
 	WORLD_UNTIL(scene->world, scene->world->ranks[0].ended);
@@ -198,7 +168,7 @@ TEST(a_rank_that_leaves_dies_before_its_request_has_ended)
 	_cleanup_(scene_freep) struct scene *scene = scene_new(1, 1);
 
 	begin(scene, false);
-	chores.holds = true;
+	chores_hold();
 	agent_leave(&scene->world->ranks[0].member);
 	agent_abandon(&scene->world->ranks[0].member, "died");
 	end(scene);

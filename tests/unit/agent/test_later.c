@@ -1,27 +1,8 @@
 /* What goes on in a later turn of the loop, and the daemon's process ends before: it is left to the next one. */
+#include "../base/chores.h"
 #include "agent/round/round.h"
 #include "world.h"
 #include <semaphore.h>
-
-static struct {
-	bool holds;
-	struct loop *loop;
-	struct chore *held;
-} chores;
-
-void __real_loop_begin(struct loop *loop, struct chore *chore);
-void __wrap_loop_begin(struct loop *loop, struct chore *chore);
-
-void __wrap_loop_begin(struct loop *loop, struct chore *chore)
-{
-	if (!chores.holds) {
-		__real_loop_begin(loop, chore);
-		return;
-	}
-	ASSERT_TRUE(!chores.held || chores.held == chore);
-	chores.loop = loop;
-	chores.held = chore;
-}
 
 /* Sums of the pool wait until they may go on. */
 static sem_t may_sum;
@@ -65,16 +46,15 @@ TEST(no_round_begins_in_a_job_that_is_left_to_the_next_process)
 			asked[i][rank].base.stalls = !i;
 			asked_submit(&asked[i][rank], &declared[rank], i + 1);
 		}
-	chores.holds = true;
+	chores_hold();
 	ASSERT_OK(sem_post(&may_sum));
 	WORLD_UNTIL(world, asked[ROUNDS - 2][1].done);
-	ASSERT_TRUE(chores.held);
+	ASSERT_EQ(chores_n_held(), 1);
 	job = list_first(&agent->jobs, struct agent_job, link);
 	last = list_first(&job->rounds, struct agent_round, job_link);
 	ASSERT_EQ(job->n_open_rounds, 1);
 	agent_suspend(agent);
-	chores.holds = false;
-	loop_begin(chores.loop, chores.held);
+	chores_go_on();
 	for (unsigned i = 0; i < 3; i++)
 		ASSERT_OK(loop_turn(world->loop, 0));
 	ASSERT_EQ(agent_n_suspended(agent), 0);

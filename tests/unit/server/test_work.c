@@ -523,16 +523,22 @@ static void list_goes_in_pieces(struct far *far)
 	}
 }
 
+/* A round fails of which one node has brought a list of many pieces. */
+static void fail_list(struct far *far, struct layout *layout)
+{
+	far_form(far, layout);
+	push_list(far, layout, 0, FEW);
+	far_notice(far, 1, DATA_FAIL_ROUND, layout->job, 1, 1, 1, EIO, "not this one");
+	far_wait_all(far);
+}
+
 TEST(a_list_of_many_pieces_fails_in_pieces)
 {
 	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
 	FAR = far_new(&options);
 	struct layout layout = far_layout("job", 2, NULL);
 
-	far_form(far, &layout);
-	push_list(far, &layout, 0, FEW);
-	far_notice(far, 1, DATA_FAIL_ROUND, layout.job, 1, 1, 1, EIO, "not this one");
-	far_wait_all(far);
+	fail_list(far, &layout);
 	list_goes_in_pieces(far);
 	/* Its round is over, and the next begins. */
 	(void)push(far, &layout, 1, 2, 0);
@@ -562,10 +568,7 @@ TEST(a_server_ends_while_lists_go)
 	FAR = far_new(&options);
 	struct layout layout = far_layout("job", 2, NULL);
 
-	far_form(far, &layout);
-	push_list(far, &layout, 0, FEW);
-	far_notice(far, 1, DATA_FAIL_ROUND, layout.job, 1, 1, 1, EIO, "not this one");
-	far_wait_all(far);
+	fail_list(far, &layout);
 	ASSERT_INT(block_cache_used(far->blocks), >, 0);
 }
 
