@@ -139,7 +139,7 @@ void agent_absent_look(struct agent_job *job)
 	}
 	if (list_linked(&absence->link))
 		return;
-	*absence = (struct agent_absence){ .gone = RANK_AWAY };
+	agent_absence_begin(absence);
 	agent_job_hold(job);
 	list_push_back(&absences->waiting, &absence->link);
 	absences->timer.expired = on_timer;

@@ -5,6 +5,7 @@
 
 #include "agent/job/report.h"
 #include "base/loop/loop.h"
+#include "tensor/tensor.h"
 
 struct agent;
 struct agent_job;
@@ -21,6 +22,14 @@ struct agent_absence {
 	struct agent_ranks_text all, unknown; /* unknown: those whose process may have ended */
 };
 
+/* What was found counts no more: the look begins with the first rank, also where it is under way. */
+static inline void agent_absence_begin(struct agent_absence *absence)
+{
+	absence->next = 0;
+	absence->gone = RANK_AWAY;
+	absence->all = absence->unknown = (struct agent_ranks_text){ 0 };
+}
+
 /* Jobs that want to be looked at, in turns. */
 struct agent_absences {
 	struct loop_timer timer; /* armed while some wait */
@@ -29,8 +38,8 @@ struct agent_absences {
 };
 
 /*
- * By the timer of a job that waits for ranks to come back, which is set again at the end. The job goes on without a rank whose process
- * has ended, if it may; else, or when the rest is late, it fails in words.
+ * The timer of a job that waits for ranks to come back calls this; the look sets the timer again. A job goes on without a rank
+ * whose process has ended, if it may; else, or when the other ranks are late, the job fails in words.
  */
 void agent_absent_look(struct agent_job *job);
 void agent_absent_close(struct agent *agent);

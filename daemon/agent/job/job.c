@@ -471,6 +471,7 @@ void agent_job_add(struct agent_job *job, struct agent_member *member,
 	list_init(&member->declarations);
 	job->members[join->local_rank] = member;
 	job->n_members++;
+	agent_absence_begin(&job->resumption.absence);
 	job->resumption.ends = job->resumption.ends ?: join->cannot_resume;
 	if (deadline_ns < job->formed_by_ns) {
 		job->formed_by_ns = deadline_ns;

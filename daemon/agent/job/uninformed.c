@@ -92,7 +92,7 @@ static void take_members(struct agent_job *job, struct agent_job *before)
 	agent_job_over(before);
 }
 
-/* Of those that wait to be let in, one that was. Ends what else waits for the job if that cannot be. */
+/* The newcomer takes its place, if its process was a rank of the job; a place that the quota has no room for fails the job. */
 static void take_newcomer(struct agent_job *job, struct agent_newcomer *newcomer)
 {
 	struct agent_join join = { .pid = newcomer->pid };

@@ -78,6 +78,30 @@ TEST(many_ranks_are_looked_at_in_steps)
 	ASSERT_OK(close(fd));
 }
 
+/* What was found of the ranks before is of before that. */
+TEST(a_rank_that_comes_back_has_all_looked_at_anew)
+{
+	_cleanup_(world_freep) struct world *world = world_new(&options);
+	int fd = come_back(world, 0, "many", MANY, ended_pid());
+	struct agent_join join = world_join_of(world, 1);
+	struct failure failure = { 0 };
+	unsigned n = 0;
+
+	while (!n)
+		n += turn(world);
+	ASSERT_EQ(n, STEP - 1);
+	join.job = "many";
+	join.size = join.local_size = MANY;
+	world->ranks[1].number = 1; /* the run of come_back() */
+	world->ranks[1].ledger = fd;
+	if (world_resume(world, 1, &join, &failure))
+		test_fail(__FILE__, __LINE__, "%s", failure.text);
+	while (!world->ranks[0].ended)
+		n += turn(world);
+	ASSERT_EQ(n, STEP - 1 + MANY - 2);
+	ASSERT_OK(close(fd));
+}
+
 TEST(few_ranks_do_not_wait_for_many_of_another_job)
 {
 	_cleanup_(world_freep) struct world *world = world_new(&options);
