@@ -11,7 +11,10 @@
 #define MAILBOXES_TURN_NS (100 * NSEC_PER_USEC)
 /* and those of one mailbox while another has some. */
 #define MAILBOX_TURN_NS (25 * NSEC_PER_USEC)
-#define MAILBOX_UNTIMED 4 /* mails between two looks at the clock */
+/* What home itself receives in a turn of the loop is run at once for so long: a few reads full of small messages. */
+#define RECEIVED_TURN_NS (500 * NSEC_PER_USEC)
+#define MAILBOX_UNTIMED \
+	4 /* mails between two looks at the clock, unless they took longer than a mailbox's turn */
 
 /* Takes all that was posted: returns the first of it, or NULL. */
 static struct mail *take(_Atomic(struct mail *) *from, struct mail **ret_last)
@@ -55,22 +58,40 @@ static void mailboxes_take(struct mailboxes *mailboxes)
 	}
 }
 
-/* Runs a mailbox's mail until then, or until there is none: then the mailbox may be gone. */
-static void mailbox_run(struct mailbox *mailbox, uint64_t until_ns)
+/*
+ * A mail was run, the n-th. Returns whether the time is over. The clock costs as much as a light mail, so it is looked at now and
+ * then; but after each mail of who has sent heavy ones.
+ */
+static bool is_over(struct mail_clock *clock, uint64_t until_ns)
 {
-	for (unsigned n = 1;; n++) {
-		struct mail *mail = mailbox->first;
-		bool is_last = !mail->next;
+	uint64_t now_ns;
 
+	if (++clock->n_mails < MAILBOX_UNTIMED && !clock->is_slow)
+		return false;
+	now_ns = clock_now_ns();
+	clock->is_slow = now_ns - clock->looked_ns > MAILBOX_TURN_NS;
+	clock->looked_ns = now_ns;
+	clock->n_mails = 0;
+	return now_ns >= until_ns;
+}
+
+/* Runs a mailbox's mail until then, or until there is none: then the mailbox may be gone. */
+static void mailbox_run(struct mailbox *mailbox, uint64_t now_ns, uint64_t until_ns)
+{
+	bool is_last;
+
+	mailbox->clock.looked_ns = now_ns;
+	do {
+		struct mail *mail = mailbox->first;
+
+		is_last = !mail->next;
 		mailbox->first = mail->next;
 		if (is_last) {
 			mailbox->last = &mailbox->first;
 			list_remove(&mailbox->link);
 		}
 		mail->run(mail);
-		if (is_last || (n % MAILBOX_UNTIMED == 0 && clock_now_ns() >= until_ns))
-			return;
-	}
+	} while (!is_last && !is_over(&mailbox->clock, until_ns));
 }
 
 /* Returns whether all of it was run by then. */
@@ -87,7 +108,8 @@ static bool mailboxes_run(struct mailboxes *mailboxes, uint64_t until_ns)
 		/* Behind the others, if it has more. */
 		list_remove(&mailbox->link);
 		list_push_back(&mailboxes->busy, &mailbox->link);
-		mailbox_run(mailbox, is_alone ? until_ns : MIN(until_ns, now_ns + MAILBOX_TURN_NS));
+		mailbox_run(mailbox, now_ns,
+			    is_alone ? until_ns : MIN(until_ns, now_ns + MAILBOX_TURN_NS));
 		now_ns = clock_now_ns();
 	}
 	return true;
@@ -173,6 +195,14 @@ void mailboxes_drain(struct mailboxes *mailboxes)
 	}
 }
 
+static void worker_on_turn_end(struct mail *mail)
+{
+	struct worker *worker = container_of(mail, struct worker, turn_end);
+
+	worker->until_ns = 0;
+	worker->is_over = false;
+}
+
 int worker_new(struct loop *home, const char *thread, struct worker **ret_worker)
 {
 	_cleanup_(freep) struct worker *worker = malloc(sizeof(*worker));
@@ -184,6 +214,10 @@ int worker_new(struct loop *home, const char *thread, struct worker **ret_worker
 	worker->loop = home;
 	worker->rate = (struct rate){ 0 };
 	worker->n_copied = 0;
+	worker->clock = (struct mail_clock){ 0 };
+	worker->until_ns = 0;
+	worker->is_over = false;
+	worker->turn_end.run = worker_on_turn_end;
 	mailboxes_init(&worker->to_home, home);
 	if (thread) {
 		r = loop_thread_start(thread, &worker->thread);
@@ -205,6 +239,8 @@ struct worker *worker_free(struct worker *worker)
 	if (!worker)
 		return NULL;
 	worker_stop(worker);
+	if (worker->until_ns)
+		loop_unpost(worker->loop, &worker->turn_end);
 	free(worker);
 	return NULL;
 }
@@ -219,25 +255,25 @@ void worker_post(struct worker *worker, struct mail *mail)
 
 void worker_post_home(struct worker *worker, struct mailbox *mailbox, struct mail *mail)
 {
-	bool at_once = !worker->thread && mailbox_is_empty(mailbox);
+	bool at_once = !worker->thread && mailbox_is_empty(mailbox) && !worker->is_over;
 
-	if (at_once && worker->until_ns && ++worker->n_mails % MAILBOX_UNTIMED == 0)
-		at_once = clock_now_ns() < worker->until_ns;
-	if (at_once)
-		mail->run(mail);
-	else
+	if (!at_once) {
 		mailbox_post(mailbox, mail);
+		return;
+	}
+	mail->run(mail);
+	if (worker->until_ns)
+		worker->is_over = is_over(&worker->clock, worker->until_ns);
 }
 
 bool worker_receive(struct worker *worker, const struct mailbox *mailbox)
 {
 	if (worker->thread)
 		return true;
-	worker->until_ns = clock_now_ns() + MAILBOXES_TURN_NS;
+	if (!worker->until_ns) {
+		worker->clock.looked_ns = clock_now_ns();
+		worker->until_ns = worker->clock.looked_ns + RECEIVED_TURN_NS;
+		loop_finish(worker->loop, &worker->turn_end);
+	}
 	return mailbox_is_empty(mailbox);
-}
-
-void worker_received(struct worker *worker)
-{
-	worker->until_ns = 0;
 }

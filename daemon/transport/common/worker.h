@@ -38,6 +38,13 @@ struct mailboxes {
 	bool goes_on;
 };
 
+/* When the clock was looked at between mails, and how many were run since. */
+struct mail_clock {
+	uint64_t looked_ns;
+	unsigned n_mails;
+	bool is_slow; /* the mails before that look took long: it is looked at after each */
+};
+
 struct mailbox {
 	struct mailboxes *mailboxes;
 	_Atomic(struct mail *) posted; /* last first */
@@ -45,6 +52,7 @@ struct mailbox {
 	/* Home thread. */
 	struct mail *first, **last; /* taken out; last: where the next is put */
 	struct list link;	    /* in mailboxes->busy */
+	struct mail_clock clock;
 };
 
 void mailboxes_init(struct mailboxes *mailboxes, struct loop *loop);
@@ -110,9 +118,11 @@ struct worker {
 	struct batch batch;
 	struct rate rate;
 	uint64_t n_copied; /* bytes of payloads, while it receives */
-	/* Where the loop is home and receives: until then its mail is run at once, of which there were so many; else 0. */
-	uint64_t until_ns;
-	unsigned n_mails;
+	/* Where the loop is home and has received in this turn of it; else 0. */
+	uint64_t until_ns; /* mail is run at once until then */
+	bool is_over;	   /* which is over */
+	struct mail_clock clock;
+	struct mail turn_end; /* at the end of the turn, while until_ns is set */
 	unsigned char buffer[RECEIVE_BUFFER];
 };
 
@@ -126,9 +136,8 @@ struct worker *worker_free(struct worker *worker);
 void worker_post(struct worker *worker, struct mail *mail);
 /*
  * Mail to home of a lane of this worker, which the mailbox is of: run at once when that is home, where we are, but behind what lies
- * in the mailbox, and of what is received in one go no more than takes a moment.
+ * in the mailbox, and in a turn of the loop that receives no more than takes a moment.
  */
 void worker_post_home(struct worker *worker, struct mailbox *mailbox, struct mail *mail);
 /* A lane is about to receive. Returns false when home has still to run what came before: then it has to wait. */
 bool worker_receive(struct worker *worker, const struct mailbox *mailbox);
-void worker_received(struct worker *worker);

@@ -500,7 +500,6 @@ void lane_receive(struct lane *lane)
 
 	for (unsigned i = 0; more && i < RECEIVE_ROUNDS; i++)
 		more = worker_receive(lane->worker, &lane->to_home) && lane_receive_once(lane);
-	worker_received(lane->worker);
 	lane_watch(lane);
 	metric_add(&lane->transport->copied, lane->worker->n_copied);
 	lane->worker->n_copied = 0;
