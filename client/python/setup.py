@@ -36,7 +36,8 @@ def built():
     folder = os.path.join(TREE, "build-wheel")
     commands = [["ninja", "-C", folder]]
     if not os.path.exists(os.path.join(folder, "build.ninja")):
-        commands.insert(0, ["meson", "setup", folder, TREE, "--buildtype=release", "-Dtests=false", "-Dwerror=false"])
+        options = ["--buildtype=release", "-Db_lto=true", "-Dtests=false", "-Dwerror=false"]
+        commands.insert(0, ["meson", "setup", folder, TREE, *options])
     for command in commands:
         try:
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")

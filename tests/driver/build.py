@@ -12,7 +12,7 @@ OPTIONS = {
     'build-asan': ['-Db_sanitize=address,undefined', *SANITIZER],
     'build-tsan': ['-Db_sanitize=thread', *SANITIZER],
     'build-clang': ['-Dbuildtype=debug'],
-    'build-release': ['-Dbuildtype=release'],
+    'build-release': ['-Dbuildtype=release', '-Db_lto=true', '-Dtests=false'],
     # A process maps the file of its counters, so that a killed process has counted, too.
     'build-coverage': ['-Dfailpoints=true', '-Dwerror=false', '-Doptimization=1', '-Ddebug=true',
                        '-Dc_args=-fprofile-instr-generate -fcoverage-mapping -mllvm -runtime-counter-relocation=true',

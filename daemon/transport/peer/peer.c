@@ -203,6 +203,12 @@ unsigned peer_n_rails(const struct peer *peer)
 	return n;
 }
 
+/* The lane on which notices go. A peer that is up has it. */
+static struct lane *first_lane(const struct peer *peer)
+{
+	return container_of(peer->lanes.next, struct lane, link);
+}
+
 static void send_notices(struct peer *peer, uint64_t before)
 {
 	struct notice *notice;
@@ -210,7 +216,7 @@ static void send_notices(struct peer *peer, uint64_t before)
 	while ((notice = list_first(&peer->notices, struct notice, link)) &&
 	       notice->message.sequence < before) {
 		list_remove(&notice->link);
-		lane_send(list_first(&peer->lanes, struct lane, link), &notice->message);
+		lane_send(first_lane(peer), &notice->message);
 	}
 }
 
@@ -573,7 +579,7 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 	if (peer->kind == PEER_SELF) {
 		inproc_notice(peer, notice);
 	} else if (peer->state == PEER_UP) {
-		lane_send(list_first(&peer->lanes, struct lane, link), &notice->message);
+		lane_send(first_lane(peer), &notice->message);
 	} else {
 		notice->message.sequence = peer->next_sequence++;
 		list_push_back(&peer->notices, &notice->link);
