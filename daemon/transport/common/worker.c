@@ -7,12 +7,12 @@
 #include "base/clock.h"
 #include "base/loop/thread.h"
 
-/* Mails are run for so long, about a round of a small job, until others that the loop serves have their turn; */
-#define MAILBOXES_TURN_NS (100 * NSEC_PER_USEC)
+/* Mails are run for so long, enough for the caches to keep what runs them, until others that the loop serves have their turn; */
+#define MAILBOXES_TURN_NS (500 * NSEC_PER_USEC)
 /* and those of one mailbox while another has some. */
-#define MAILBOX_TURN_NS (25 * NSEC_PER_USEC)
+#define MAILBOX_TURN_NS (100 * NSEC_PER_USEC)
 /* What home itself receives in a turn of the loop is run at once for so long: a few reads full of small messages. */
-#define RECEIVED_TURN_NS (500 * NSEC_PER_USEC)
+#define RECEIVED_TURN_NS (1000 * NSEC_PER_USEC)
 #define MAILBOX_UNTIMED \
 	4 /* mails between two looks at the clock, unless they took longer than a mailbox's turn */
 
