@@ -59,8 +59,8 @@ static void mailboxes_take(struct mailboxes *mailboxes)
 }
 
 /*
- * A mail was run, the n-th. Returns whether the time is over. The clock costs as much as a light mail, so it is looked at now and
- * then; but after each mail of who has sent heavy ones.
+ * One more mail was run. Returns whether the clock has reached until_ns. A look at the clock costs a part of what a light mail costs,
+ * so light mails share a look; each mail has its own look while the last ones were slow.
  */
 static bool is_over(struct mail_clock *clock, uint64_t until_ns)
 {

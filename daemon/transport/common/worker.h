@@ -42,7 +42,7 @@ struct mailboxes {
 struct mail_clock {
 	uint64_t looked_ns;
 	unsigned n_mails;
-	bool is_slow; /* the mails before that look took long: it is looked at after each */
+	bool is_slow; /* the mails before looked_ns took longer than a mailbox's turn */
 };
 
 struct mailbox {
@@ -120,7 +120,7 @@ struct worker {
 	uint64_t n_copied; /* bytes of payloads, while it receives */
 	/* Where the loop is home and has received in this turn of it; else 0. */
 	uint64_t until_ns; /* mail is run at once until then */
-	bool is_over;	   /* which is over */
+	bool is_over;	   /* until_ns has passed: mail goes into its mailbox */
 	struct mail_clock clock;
 	struct mail turn_end; /* at the end of the turn, while until_ns is set */
 	unsigned char buffer[RECEIVE_BUFFER];
