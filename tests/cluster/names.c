@@ -1,6 +1,6 @@
 /*
  * A rank that names tensors anew in each step, and checks each sum bit for bit. Which rank of which job it is the environment
- * says. It says "ok" and its steps at its end.
+ * says. It says "joined" once it has, and "ok" and its steps at its end.
  *
  *	names STEPS CYCLE OTHER KEEPER PAUSE_US
  *
@@ -120,6 +120,8 @@ int main(int argc, char **argv)
 	check(bps_client_open(&open_params, &client), "open");
 	check(bps_join_params_from_environment(&join), "environment");
 	check(bps_client_join(client, &join), "join");
+	printf("joined\n");
+	fflush(stdout);
 	rank = (unsigned)bps_client_rank(client);
 	size = (unsigned)bps_client_size(client);
 	weights = declare("weights", 1500);

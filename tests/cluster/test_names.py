@@ -33,6 +33,9 @@ class Names:
                     env['BPS_' + key] = str(value)
                 self.ranks.append(subprocess.Popen([NAMES, *map(str, (steps, cycle, other, keeper, pause_us))], env=env,
                                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        # A job that has not begun does not outlive its home. One that ended instead says why at its end.
+        for rank in self.ranks:
+            assert os.read(rank.stdout.fileno(), 7) in (b'joined\n', b'')
 
     def alive(self):
         return any(rank.poll() is None for rank in self.ranks)
@@ -81,10 +84,13 @@ def killed(layout, n_spare, victims, colocated, steps=12 * MORE, kills=16, armed
     with armed_cluster(layout, n_spare, armed or {}, colocated=colocated, options=few(MORE)) as cluster, \
             Keeper(cluster, {i: a[1:] for i, a in (armed or {}).items()}) as keeper:
         job = Names(cluster, layout, steps, MORE + 40, other=0, pause_us=0 if armed else 1000)
+        n_killed = 0
         while job.alive() and not armed:
             time.sleep(rng.uniform(0.1, 0.5) * SLOW)  # a moment to be killed at, not one to wait for
-            if keeper.restarts < kills:
+            if n_killed < kills:
                 keeper.kill(rng.choice(victims))
+                n_killed += 1
+                keeper.expect(n_killed)
         n_anew = job.end_well(steps)
         print(f'{keeper.restarts} restarts, {n_anew} names anew', flush=True)
         assert keeper.restarts, 'nobody was killed'
