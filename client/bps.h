@@ -90,7 +90,12 @@ enum bps_operation {
 	 * has come from other ranks until then. Waits for no rank, or for the slowest to come within the job's staleness. Of jobs
 	 * with `asynchronous`; the reduction is BPS_SUM.
 	 */
-	BPS_ACCUMULATE = 8
+	BPS_ACCUMULATE = 8,
+	/*
+	 * Takes this rank's turn at an operation of the tensor in which it cannot take part: whatever the others submit, it fails
+	 * on all ranks with -EOPNOTSUPP and words that name this one. For ranks that follow: bps_client_follow().
+	 */
+	BPS_REFUSE = 9
 };
 
 /*
@@ -320,6 +325,36 @@ struct bps_status {
  */
 int bps_client_status(struct bps_client *client, struct bps_status *ret);
 
+/*
+ * A rank that has come to the end of its own work and follows the others (0: it does not any more): bps_client_begun() tells of the
+ * operations that they begin, so that it can take part in them, with zeros for a sum, say. idle: it follows, and nothing is under
+ * way of what it had submitted before: once all ranks of the job have said so, there is nothing more to come. Waits for the daemon
+ * alone. A daemon that is restarted learns of it, and nothing is told twice. Fails with -EINVAL (the ranks of the job do not all
+ * wait for one another: it is elastic, has a quorum or is asynchronous), -EOPNOTSUPP (a daemon of an older version), -EBUSY
+ * (another thread says so), -EPIPE (a rank has left the job), -ENOTCONN. Over several nodes daemons of an older version tell nothing of what their ranks begin.
+ */
+int bps_client_follow(struct bps_client *client, int follows, int idle);
+
+/* An operation that other ranks have begun. */
+struct bps_begun {
+	size_t size;
+	char name
+		[256]; /* of its tensor, with which it is declared: dtype and elements as in bps_tensor_declare() */
+	int dtype;
+	uint64_t elements;
+	uint64_t round; /* n-th of the tensor, from 1: the next that this rank submits on it */
+	int operation; /* enum bps_operation; 0: it has failed, and nobody knows any more what it was: BPS_REFUSE does for it */
+	int reduction; /* enum bps_reduction, or 0 */
+};
+
+/*
+ * Of a rank that follows: waits for an operation that others have begun and this rank has not submitted, in the order of its tensor;
+ * told once, and to be submitted before the next call. ret->size must be set. 1: ret says which; 0: all ranks follow and are idle;
+ * -ETIMEDOUT; -ECANCELED (this rank does not follow); -EPIPE (a rank has left the job: never all will follow); or as the job or the
+ * connection has failed. What others submit by bps_barrier() is called "bps:barrier", and submitted by it here.
+ */
+int bps_client_begun(struct bps_client *client, int64_t timeout_ms, struct bps_begun *ret);
+
 /* -- Memory ----------------------------------------------------------------------------------------------------- */
 
 /*
@@ -435,6 +470,11 @@ struct bps_submit_params {
 	 * from an older daemon.
 	 */
 	uint64_t input_dtype;
+	/*
+	 * Of a rank that follows the others: which operation of the tensor it is to be, as bps_client_begun() says. -EALREADY: this
+	 * rank has submitted it meanwhile, by another thread. 0: the next.
+	 */
+	uint64_t round;
 };
 
 /*

@@ -274,6 +274,20 @@ int call_regroup(struct bps_client *client)
 			 -1, SESSION_READY);
 }
 
+int call_follow(struct bps_client *client, struct client_call *call)
+{
+	Bps__Control__Follow follow = BPS__CONTROL__FOLLOW__INIT;
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+
+	follow.follows = client->follow.on;
+	/* All were: the next turn has begun, in which this rank is not yet. */
+	follow.has_idle = follow.idle = client->follow.idle && !client->follow.all;
+	follow.turn = client->follow.n_all + 1;
+	request.body_case = BPS__CONTROL__REQUEST__BODY_FOLLOW;
+	request.follow = &follow;
+	return call_send(client, call, &request, 0, -1, SESSION_READY);
+}
+
 /* Asked again, ret is what it was. */
 int call_status(struct bps_client *client, struct bps_status *ret)
 {
@@ -502,6 +516,24 @@ static void call_answer(struct bps_client *client, struct client_call *call,
 	call_finish(client, call, status, text);
 }
 
+static void call_take_begun(struct bps_client *client, const Bps__Control__Begun *message)
+{
+	struct bps_begun begun = {
+		.size = sizeof(begun),
+		.dtype = (int)message->dtype,
+		.elements = message->elements,
+		.round = message->round,
+		.operation = (int)message->operation,
+		.reduction = (int)message->reduction,
+	};
+
+	/* What this library does not know of it, it cannot submit. */
+	if (!dtype_size(message->dtype) || strlen(message->name) >= sizeof(begun.name))
+		return;
+	(void)snprintf(begun.name, sizeof(begun.name), "%s", message->name);
+	client->ops->begun(client, &begun, message->first);
+}
+
 static void call_message(struct bps_client *client, const Bps__Control__Message *message, int *fd)
 {
 	struct client_call *call;
@@ -514,6 +546,10 @@ static void call_message(struct bps_client *client, const Bps__Control__Message 
 			client->ops->job_is_over(client, message->job_failed->job, status, text);
 		else if (message->body_case == BPS__CONTROL__MESSAGE__BODY_UNUSED)
 			client->ops->unused(client, message->unused->name, message->unused->tensor);
+		else if (message->body_case == BPS__CONTROL__MESSAGE__BODY_BEGUN)
+			call_take_begun(client, message->begun);
+		else if (message->body_case == BPS__CONTROL__MESSAGE__BODY_ALL_FOLLOW)
+			client->ops->all_follow(client, message->all_follow->turn, status, text);
 		else if (status)
 			(void)snprintf(client->farewell, sizeof(client->farewell), ": %s", text);
 		/* Other events are of a newer daemon, which knows that we may not know them. */

@@ -65,13 +65,14 @@ struct client_calls {
 /*
  * Each sends one request, or queues it when the socket is full, and puts call (NULL: nobody wants the answer) among
  * those that wait for an answer. Where the session is not as far as that yet, nothing is sent: session.c does it later.
- * 0, -ENOMEM, or the sticky failure. call_join(), call_resume() and call_leave() are about client->job.
+ * 0, -ENOMEM, or the sticky failure. call_join(), call_resume() and call_leave() are about client->job, call_follow() about client->follow.
  */
 int call_hello(struct bps_client *client, struct client_call *call);
 int call_join(struct bps_client *client);
 int call_resume(struct bps_client *client);
 int call_leave(struct bps_client *client);
 int call_regroup(struct bps_client *client);
+int call_follow(struct bps_client *client, struct client_call *call);
 int call_share(struct bps_client *client, struct bps_memory *memory);
 int call_status(struct bps_client *client, struct bps_status *ret);
 int call_unshare(struct bps_client *client, struct client_call *call, uint32_t number);

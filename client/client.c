@@ -40,6 +40,7 @@ ASSERT_SAME(BPS_PUSH_PULL_ROWS, OPERATION_PUSH_PULL_ROWS);
 ASSERT_SAME(BPS_PUSH_PULL_ROWS, OPERATION_PUSH_PULL_ROWS);
 ASSERT_SAME(BPS_ACCUMULATE, OPERATION_ACCUMULATE);
 ASSERT_SAME(BPS_ACCUMULATE, OPERATION_MAX_);
+ASSERT_SAME(BPS_REFUSE, OPERATION_REFUSE);
 ASSERT_SAME(BPS_SUM, REDUCTION_SUM);
 ASSERT_SAME(BPS_AVERAGE, REDUCTION_AVERAGE);
 ASSERT_SAME(BPS_MIN, REDUCTION_MIN);
@@ -61,6 +62,7 @@ static void client_disconnect(struct bps_client *client)
 	client_fork_remove(client);
 	client_close_fds(client);
 	request_free_spare(client);
+	follow_end(&client->follow);
 	free(client->frame);
 	client->frame = NULL;
 	free(client->memory.by_address);
@@ -111,6 +113,8 @@ static const struct client_ops ops = {
 	.lost = session_lost,
 	.job_is_over = job_has_failed,
 	.unused = tensor_unused,
+	.begun = follow_hear_begun,
+	.all_follow = follow_hear_all,
 };
 
 static int client_new(struct bps_client **ret_client)
@@ -133,6 +137,7 @@ static int client_new(struct bps_client **ret_client)
 	client->wakeup = client->attention = client->epoll = client->job.ledger = -1;
 	TAILQ_INIT(&client->calls.list);
 	TAILQ_INIT(&client->calls.outbox);
+	follow_init(&client->follow);
 	TAILQ_INIT(&client->memory.shared);
 	staging_init(&client->memory.staging, STAGING_ARENA_MIN, NULL);
 	TAILQ_INIT(&client->requests.posted);

@@ -18,6 +18,7 @@
 
 #include "call.h"
 #include "error.h"
+#include "follow.h"
 #include "job.h"
 #include "memory.h"
 #include "proto/c.h"
@@ -60,6 +61,8 @@ struct client_ops {
 	void (*job_is_over)(struct bps_client *client, uint64_t number, int status,
 			    const char *text);
 	void (*unused)(struct bps_client *client, const char *name, uint32_t number);
+	void (*begun)(struct bps_client *client, const struct bps_begun *begun, uint64_t first);
+	void (*all_follow)(struct bps_client *client, uint64_t turn, int status, const char *text);
 };
 
 struct bps_client {
@@ -96,6 +99,7 @@ struct bps_client {
 
 	struct client_calls calls;
 	struct job job;
+	struct client_follow follow;
 	uint32_t next_tensor;
 	LIST_HEAD(, bps_tensor) tensors[CLIENT_NAME_BUCKETS];
 

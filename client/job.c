@@ -305,6 +305,7 @@ _public_ int bps_client_join(struct bps_client *client, const struct bps_join_pa
 		return error_set(-EISCONN, "this client is in a job, or about to be");
 
 	tensor_drop_all(client);
+	follow_leave(&client->follow);
 	cuda_leave(client);
 	job_set(job, &params);
 	/*
@@ -422,6 +423,7 @@ int job_leave(struct bps_client *client, int64_t deadline_ns)
 			client_wait(client, deadline_ns);
 	}
 	tensor_drop_all(client);
+	follow_leave(&client->follow);
 	cuda_leave(client);
 	job_close_ledger(job);
 	job->state = JOB_NONE;

@@ -132,6 +132,7 @@ static int session_adopt(struct bps_client *client, int fds[3])
 	client->ring.tail = client->ring.harvested = client->ring.seen = 0;
 	client->ring.ordered = client->session.hello.answer.features & CONTROL_FEATURE_ORDER;
 	client->ring.widens = client->session.hello.answer.features & CONTROL_FEATURE_WIDEN;
+	client->follow.offered = client->session.hello.answer.features & CONTROL_FEATURE_FOLLOW;
 	/* Another process made them: a write or read must not block, whatever they are. */
 	if (fcntl(client->daemon_event, F_SETFL, O_NONBLOCK) ||
 	    fcntl(client->trainer_event, F_SETFL, O_NONBLOCK))
@@ -309,6 +310,31 @@ static void session_retry(struct bps_client *client, int error)
 	session->error = error == -ENOENT || error == -ECONNREFUSED ? 0 : error;
 }
 
+/* The next daemon does not let the rank follow the others. */
+static void session_follow_refused(struct bps_client *client, struct client_call *call)
+{
+	struct client_follow *follow = &client->follow;
+
+	if (!call->status || !follow->on)
+		return;
+	follow->status = call->status;
+	(void)snprintf(follow->text, sizeof(follow->text), "%s", call->text);
+}
+
+/* Tells it whether the rank follows, and in which turn, and asks it for the answer that the one before owed. */
+static int session_follow(struct bps_client *client)
+{
+	struct client_follow *follow = &client->follow;
+
+	if (follow->call.pending)
+		return call_follow(client, &follow->call);
+	if ((!follow->on && !follow->n_all) || !follow->offered || !job_is_held(client))
+		return 0;
+	call_forget(client, &follow->again);
+	follow->again = (struct client_call){ .answered = session_follow_refused };
+	return call_follow(client, &follow->again);
+}
+
 /* The job is as it was, and all that was declared and submitted is known to the daemon. */
 static int session_ready(struct bps_client *client)
 {
@@ -321,6 +347,7 @@ static int session_ready(struct bps_client *client)
 		r = call_leave(client);
 	if (!r && client->job.regroup.pending && job_is_held(client))
 		r = call_regroup(client);
+	r = r ?: session_follow(client);
 	if (!r && client->calls.asked.pending)
 		r = call_status(client, client->calls.asked.answer.status);
 	return r;
@@ -366,6 +393,10 @@ static int session_return(struct bps_client *client)
 		job_discontinue(client, -ECONNRESET,
 				"the daemon that came after another is of a version that takes no "
 				"input of another type than its tensor's, as one under way has");
+	if (job_is_held(client) && client->follow.on && !client->follow.offered)
+		job_discontinue(client, -ECONNRESET,
+				"the daemon that came after another is of a version that knows no "
+				"rank that follows the others, as this one does");
 	if (job_is_held(client)) {
 		client->session.deadline_ns = session_resume_deadline_ns(client);
 		return call_resume(client);

@@ -326,7 +326,7 @@ static int plan_check_kind(struct plan *plan)
 	bool reduces = p->operation == BPS_PUSH_PULL || p->operation == BPS_REDUCE_SCATTER ||
 		       rows || accumulates;
 
-	if (p->operation < 1 || p->operation > OPERATION_MAX_)
+	if ((p->operation < 1 || p->operation > OPERATION_MAX_) && p->operation != BPS_REFUSE)
 		return error_set(-EINVAL, "tensor \"%s\": %d is no operation", plan->tensor->name,
 				 p->operation);
 	if (p->reduction < 0 || p->reduction > REDUCTION_MAX_)
@@ -349,8 +349,9 @@ static int plan_check_kind(struct plan *plan)
 				   plan->size);
 	if (p->timeout_ms < 0)
 		return plan_refuse(plan, "a negative timeout: every request has an end");
-	if (p->counts && (p->operation == BPS_PUSH_PULL || p->operation == BPS_BROADCAST ||
-			  p->operation == BPS_BARRIER || rows || accumulates))
+	if (p->counts &&
+	    (p->operation == BPS_PUSH_PULL || p->operation == BPS_BROADCAST ||
+	     p->operation == BPS_BARRIER || p->operation == BPS_REFUSE || rows || accumulates))
 		return plan_refuse(plan, "it has no counts");
 	if (!rows && (p->width || p->input_rows || p->output_rows))
 		return plan_refuse(plan, "it has no rows");
@@ -419,7 +420,7 @@ static int plan_check(struct plan *plan)
 	int r;
 
 	r = plan_check_kind(plan);
-	if (r || plan->params.operation == BPS_BARRIER)
+	if (r || plan->params.operation == BPS_BARRIER || plan->params.operation == BPS_REFUSE)
 		return r;
 	if (plan->params.operation == BPS_PUSH_PULL_ROWS) {
 		r = plan_rows(plan);
@@ -684,6 +685,10 @@ static int submit(struct bps_tensor *tensor, struct plan *plan, struct bps_reque
 	}
 	/* The job may have ended in all this. */
 	r = r ?: tensor_check(tensor);
+	if (!r && plan->params.round && plan->params.round != tensor->rounds + 1)
+		r = error_set(-EALREADY, "round %llu of tensor \"%s\": the next is %llu",
+			      (unsigned long long)plan->params.round, tensor->name,
+			      (unsigned long long)tensor->rounds + 1);
 	if (r) {
 		request_free(request);
 		return r;

@@ -278,6 +278,13 @@ void tensor_ended(struct bps_tensor *tensor, uint64_t round, bool failed)
 		tensor->failed |= UINT64_C(1) << (tensor->ended - round);
 }
 
+uint64_t tensor_rounds(struct bps_client *client, const char *name)
+{
+	const struct bps_tensor *tensor = tensor_find(client, name);
+
+	return tensor ? tensor->rounds : 0;
+}
+
 int tensor_declare_all(struct bps_client *client)
 {
 	const struct bps_request *request;

@@ -38,6 +38,8 @@ void tensor_drop_all(struct bps_client *client);
 void tensor_unused(struct bps_client *client, const char *name, uint32_t number);
 /* A round of it has ended. */
 void tensor_ended(struct bps_tensor *tensor, uint64_t round, bool failed);
+/* Rounds of the tensor with this name that were submitted; 0: there is none. */
+uint64_t tensor_rounds(struct bps_client *client, const char *name);
 /* Declares all again, at another daemon. 0 or a negative errno. */
 int tensor_declare_all(struct bps_client *client);
 /* The same in a new run of the job: no round was ever submitted. */

@@ -481,6 +481,23 @@ static const char *check_ordinal(const struct data_header *h)
 	return NULL;
 }
 
+static const char *check_follow(const struct data_header *h)
+{
+	if (h->n_idle > h->n_following || h->turn == UINT64_MAX)
+		return "no number of ranks that follow, or of their turn";
+	return h->status || h->len ? check_failure(h) : NULL;
+}
+
+static const char *check_begun(const struct data_header *h)
+{
+	if (!h->first_round || h->tensor_round < h->first_round || !h->len ||
+	    h->len > TENSOR_NAME_MAX)
+		return "an operation without round or tensor";
+	if (!dtype_size(h->dtype) || h->operation > OPERATION_MAX_ || h->reduction > REDUCTION_MAX_)
+		return "no such element type, operation or reduction";
+	return NULL;
+}
+
 static const char *check_moves(const struct data_header *h)
 {
 	size_t added = h->part * sizeof(struct data_added);
@@ -544,6 +561,13 @@ static const char *check_body(const struct data_header *h)
 		return !h->key || !h->len || h->len > TENSOR_NAME_MAX ? "no tensor's name" : NULL;
 	case DATA_ORDINAL:
 		return check_ordinal(h);
+	case DATA_FOLLOW:
+		return check_follow(h);
+	case DATA_OTHERS_FOLLOW:
+		return h->status || h->len ? check_failure(h) : NULL;
+	case DATA_BEGUN:
+	case DATA_OTHERS_BEGUN:
+		return check_begun(h);
 	case DATA_MOVE:
 		return check_moves(h);
 	case DATA_PACK:

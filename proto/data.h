@@ -31,6 +31,7 @@
 #define DATA_FEATURE_SCALES   256ull /* DATA_SCALE_SHIFT; used if all servers of a job have it */
 #define DATA_FEATURE_FORGET \
 	512ull /* DATA_FORGET, _KEEP, _UNUSED, _NAMED; used if all nodes and servers of a job have it */
+#define DATA_FEATURE_FOLLOW 1024ull /* DATA_FOLLOW, _BEGUN, _OTHERS_FOLLOW, _OTHERS_BEGUN */
 
 /*
  * With DATA_FEATURE_PROBE, behind the connecting side's proof: pieces of DATA_PROBE_LEN bytes, DATA_PROBE_PIECES at most, which
@@ -133,6 +134,23 @@ enum data_op {
 	DATA_UNUSED = 50,
 	/* Agent to a home that is fresh: it has DECLAREd all tensors that it knows, but those in doubt. No key of any was larger. */
 	DATA_NAMED = 51,
+	/*
+	 * Agent to the job's home: how many ranks of the node follow the others; the highest `turn` that any of its ranks is in
+	 * (control.proto, Follow), and how many in that turn are idle. With a status and text: a rank of the node has left the job.
+	 */
+	DATA_FOLLOW = 52,
+	/*
+	 * Agent to the job's home: a rank of the node has begun `tensor_round` of the tensor whose name is the payload, of so many
+	 * `elements` of `dtype`. What no rank has come to there of its rounds before `first_round` has failed.
+	 */
+	DATA_BEGUN = 53,
+	/*
+	 * The job's home to agent: how many ranks of all other nodes follow, and the last `turn` in which all ranks of the job did, and were
+	 * idle. With a status and text: they will not.
+	 */
+	DATA_OTHERS_FOLLOW = 54,
+	/* The same: what another node has said in BEGUN, as ranks here follow. */
+	DATA_OTHERS_BEGUN = 55,
 };
 
 #define DATA_ROUND_NEVER UINT64_MAX
@@ -204,8 +222,9 @@ struct data_header {
 	uint32_t cookie; /* names a call on its connection, echoed by the answer; 0: notice */
 	uint64_t job;	 /* incarnation number that the home server gave the job; 0 before that */
 	union {
-		uint64_t key;	       /* tensor, numbered by the home server from 1 */
-		uint64_t tensor_round; /* ORDINAL: the round of the tensor that the payload names */
+		uint64_t key; /* tensor, numbered by the home server from 1 */
+		uint64_t
+			tensor_round; /* ORDINAL, _BEGUN: the round of the tensor that the payload names */
 	};
 	union {
 		uint64_t round;	       /* n-th operation on this tensor, from 1 */
@@ -215,6 +234,8 @@ struct data_header {
 		uint64_t n_newcomers;  /* NEWCOMERS */
 		uint64_t tells_others; /* LEAVE: 1: the receiver is to tell the other nodes */
 		uint64_t left_node;    /* LEFT: number of the node that has left */
+		uint64_t turn;	       /* _FOLLOW */
+		uint64_t first_round;  /* _BEGUN: the oldest of the tensor that is open there */
 	};
 	uint32_t epoch; /* view in which the sender chose this receiver */
 	uint32_t node;	/* the contributing node's number in the job */
@@ -230,7 +251,7 @@ struct data_header {
 	uint8_t pad;
 	/* Of a job that outlives its daemons' processes, numbers modulo 2^32. See bps-protocol(7), DAEMON AND DAEMON. */
 	union {
-		int32_t status; /* ERROR, FAIL_*, ORDINAL: positive errno; else, but for those below, 0 */
+		int32_t status; /* ERROR, FAIL_*, ORDINAL, _FOLLOW: positive errno; else, but for those below, 0 */
 		uint32_t acked;	     /* PUSH: what ACK says */
 		uint32_t released;   /* RESULT: what RELEASE says */
 		uint32_t attachment; /* OFFER: that of the server that it was for */
@@ -241,6 +262,7 @@ struct data_header {
 		uint64_t total;
 		/* RESULT of a barrier of an elastic job: 1 if some node has said newcomers. */
 		uint64_t newcomers_wait;
+		uint64_t elements; /* _BEGUN: of the tensor, or ELEMENTS_VARIABLE */
 	};
 	uint32_t part_len; /* bytes of this part's data, also where len is 0 */
 	union {
@@ -263,6 +285,7 @@ struct data_header {
 		uint32_t is_all;
 		/* ORDINAL: one that has submitted it. */
 		uint32_t rank;
+		uint32_t n_following; /* _FOLLOW */
 	};
 	union {
 		/* Larger is more urgent; a hint, never part of the result. */
@@ -273,6 +296,7 @@ struct data_header {
 		uint32_t is_late;
 		/* OFFER of an elastic job: what n_gone was in RESULT, with LEDGER_WAITING. */
 		uint32_t n_gone_then;
+		uint32_t n_idle; /* FOLLOW */
 	};
 	uint32_t moved; /* with DATA_FLAG_MOVED; else 0 */
 };

@@ -30,6 +30,8 @@ enum operation {
 	OPERATION_PUSH_PULL_ROWS = 7,
 	OPERATION_ACCUMULATE = 8,
 	OPERATION_MAX_ = 8,
+	/* In entries alone, and not among the others: agent/common/check.c knows it. */
+	OPERATION_REFUSE = 9,
 };
 
 enum reduction {
@@ -72,6 +74,8 @@ enum reduction {
 	UINT64_C(32) /* tensors that no rank uses may be forgotten: Unused, Release */
 
 #define CONTROL_FEATURE_WIDEN UINT64_C(64) /* shm_entry's input_dtype; the daemon's to say */
+
+#define CONTROL_FEATURE_FOLLOW UINT64_C(128) /* Follow, OPERATION_REFUSE; the daemon's to say */
 
 /* Memory that Share hands over. */
 enum memory_kind {

@@ -15,6 +15,18 @@ static void init_job(struct agent_job *job)
 	agent_forget_init(job);
 }
 
+static void member_gone(struct agent_member *member)
+{
+	agent_tensor_detach(member);
+	agent_follow_gone(member);
+}
+
+static void news(struct agent_job *job)
+{
+	agent_sweep(job);
+	agent_follow_look(job);
+}
+
 static void close_job(struct agent_job *job)
 {
 	agent_setup_close(job);
@@ -48,8 +60,8 @@ static const struct agent_hooks hooks = {
 	.fails = agent_setup_fail_job,
 	.is_over = close_job,
 	.freed = free_job,
-	.news = agent_sweep,
-	.member_gone = agent_tensor_detach,
+	.news = news,
+	.member_gone = member_gone,
 	.rank_gone = agent_elastic_drop,
 	.rank_gone_early = agent_elastic_drop_forming,
 	.rank_is_late = agent_elastic_drop_late,
@@ -267,7 +279,9 @@ void agent_notice_arrived(struct agent *agent, struct peer *peer, const struct d
 
 	if (header->op != DATA_FAIL_JOB && header->op != DATA_RELEASE && header->op != DATA_MOVE &&
 	    header->op != DATA_NEWCOMERS && header->op != DATA_LEFT &&
-	    header->op != DATA_STOPPING && header->op != DATA_ORDINAL && header->op != DATA_UNUSED)
+	    header->op != DATA_STOPPING && header->op != DATA_ORDINAL &&
+	    header->op != DATA_UNUSED && header->op != DATA_OTHERS_FOLLOW &&
+	    header->op != DATA_OTHERS_BEGUN)
 		return;
 	list_for_each (job, &agent->jobs, link) {
 		if (!job->distributed || job->number != header->job)
@@ -307,6 +321,17 @@ void agent_notice_arrived(struct agent *agent, struct peer *peer, const struct d
 		if (header->op == DATA_UNUSED) {
 			if (job->fleet.home == peer)
 				agent_forget_with_others(job, header, payload);
+			return;
+		}
+		if (header->op == DATA_OTHERS_FOLLOW || header->op == DATA_OTHERS_BEGUN) {
+			if (job->fleet.home != peer)
+				return;
+			if (header->status)
+				read_failure(header, payload, &failure);
+			if (header->op == DATA_OTHERS_FOLLOW)
+				agent_follow_heard(job, header, header->status ? &failure : NULL);
+			else
+				agent_follow_begun(job, header, payload);
 			return;
 		}
 		if (header->op == DATA_NEWCOMERS) {

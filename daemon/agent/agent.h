@@ -21,6 +21,7 @@
 #include "transport/transport.h"
 
 struct agent;
+struct agent_begun;
 struct agent_declaration;
 
 struct agent_params {
@@ -115,6 +116,11 @@ struct agent_member {
 	 * void; or some rank uses it.
 	 */
 	void (*released)(struct agent_declaration *declaration, bool forgotten);
+	/* Of a member that follows: other ranks have begun a round that it has not come to. Perhaps once more, in any order. */
+	void (*begun)(struct agent_member *member, const struct agent_begun *begun);
+	/* Of one that is idle, too: all ranks of the job are in this turn; failure: they will not be. Perhaps once more. */
+	void (*all_follow)(struct agent_member *member, uint64_t turn,
+			   const struct failure *failure);
 	/* Set before joining: the session's shared memory (proto/shm.h), kept by the caller while the member is in a job, or -1. */
 	int shm_fd;
 	struct account *account; /* likewise: who is charged for it, or NULL */
@@ -123,7 +129,9 @@ struct agent_member {
 	uint32_t rank, local_rank, pid;
 	uint32_t index; /* local number in rank order, once the job runs */
 	bool leaving;
-	bool resumed; /* it had been in this run before */
+	bool resumed;	    /* it had been in this run before */
+	bool follows, idle; /* agent_follow() */
+	uint64_t turn;	    /* likewise; 0: it has not said */
 	struct list declarations;
 	/* Of an elastic job. */
 	bool regrouping;		 /* waits for the others */
@@ -260,6 +268,30 @@ int agent_declare(struct agent_member *member, struct agent_declaration *declara
  */
 int agent_release(struct agent_declaration *declaration);
 void agent_keep(struct agent_declaration *declaration);
+
+/* A round that ranks have begun, as one that follows them hears of it. */
+struct agent_begun {
+	const char *name; /* of the tensor; good until the call returns */
+	unsigned dtype;
+	uint64_t elements;
+	uint64_t round;
+	uint64_t first; /* rounds before this one, to which the member has not come, have failed */
+	unsigned operation, reduction; /* operation 0: it has failed, and nobody knows any more */
+};
+
+/*
+ * The member has come to the end of its own work, and takes part in what others begin; or does not any more. begun() comes for
+ * each round that is open, or begins, and to which it has not come. idle: nothing of its own is under way; all_follow() comes once
+ * that is so of all ranks of the job in the same turn: the first, or the one after the last of which it has come. Returns 0;
+ * -ENOTCONN; -EINVAL in a job whose ranks do not all wait for one another; -EOPNOTSUPP where a server is of an older version; -EPIPE
+ * when a rank has left; with words.
+ */
+struct agent_follow {
+	bool follows, idle;
+	uint64_t turn;
+};
+int agent_follow(struct agent_member *member, const struct agent_follow *how,
+		 struct failure *failure);
 
 /* One rank's submission of one round of a tensor. Belongs to the agent from agent_submit() until done(). */
 struct agent_request {

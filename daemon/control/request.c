@@ -22,6 +22,7 @@ static uint64_t features_of(const struct session *session)
 {
 	return CONTROL_FEATURE_RESUME | CONTROL_FEATURE_ELASTIC | CONTROL_FEATURE_FUTEX |
 	       CONTROL_FEATURE_ORDER | CONTROL_FEATURE_RELEASE | CONTROL_FEATURE_WIDEN |
+	       CONTROL_FEATURE_FOLLOW |
 	       (session->control->params.has_cuda ? CONTROL_FEATURE_CUDA : 0);
 }
 
@@ -310,6 +311,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	session->job.member.charge = on_charge;
 	session->job.member.charge_more = on_charge_more;
 	tensor_set_callbacks(session);
+	follow_set_callbacks(session);
 	session->job.member.shm_fd = session->ring.shm_fd;
 	session->job.member.account = session->account;
 	/* Before, as the answer may come from inside. */
@@ -612,6 +614,9 @@ static void handle(const struct incoming *in, const Bps__Control__Request *reque
 	case BPS__CONTROL__REQUEST__BODY_STATUS:
 		handle_status(in);
 		break;
+	case BPS__CONTROL__REQUEST__BODY_FOLLOW:
+		follow_handle(in, request->follow);
+		break;
 	default:
 		session_answer(in->session, in->id, -EOPNOTSUPP,
 			       "this daemon (" BPS_VERSION ") does not know this request");
@@ -633,15 +638,16 @@ static bool wants_descriptor(const Bps__Control__Request *request, enum porter_w
 }
 
 /*
- * What was posted before a request belongs to the run that is left or regrouped, uses the buffer that is unshared, or is what is
- * cancelled.
+ * What was posted before a request belongs to the run that is left or regrouped, uses the buffer that is unshared, is what is
+ * cancelled, or was begun before the rank followed the others.
  */
 static bool comes_after_entries(const Bps__Control__Request *request)
 {
 	return request->body_case == BPS__CONTROL__REQUEST__BODY_REGROUP ||
 	       request->body_case == BPS__CONTROL__REQUEST__BODY_LEAVE ||
 	       request->body_case == BPS__CONTROL__REQUEST__BODY_UNSHARE ||
-	       request->body_case == BPS__CONTROL__REQUEST__BODY_CANCEL;
+	       request->body_case == BPS__CONTROL__REQUEST__BODY_CANCEL ||
+	       request->body_case == BPS__CONTROL__REQUEST__BODY_FOLLOW;
 }
 
 static void defer(struct session *session, Bps__Control__Request *request, uint64_t until)

@@ -1,5 +1,5 @@
 /*
- * Requests of trainers, being handled: what request.c and tensor.c share. Private to control/.
+ * Requests of trainers, being handled: what request.c, tensor.c and follow.c share. Private to control/.
  */
 #pragma once
 
@@ -22,3 +22,8 @@ void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declar
 void tensor_handle_release(const struct incoming *in, const Bps__Control__Release *m);
 /* What the agent asks and tells of the session's tensors: struct agent_member. */
 void tensor_set_callbacks(struct session *session);
+
+/* follow.c */
+void follow_handle(const struct incoming *in, const Bps__Control__Follow *m);
+/* What the agent tells a session that follows the other ranks. */
+void follow_set_callbacks(struct session *session);

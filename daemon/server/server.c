@@ -22,6 +22,7 @@ static void free_job(struct job *job)
 {
 	keep_end(job);
 	forget_done(job);
+	follow_free(job);
 	accumulate_free(job);
 	store_free(job);
 	rows_end(job);
@@ -363,7 +364,8 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 
 	if (server->closed)
 		return;
-	if (header->op == DATA_FAIL_JOB || header->op == DATA_FAIL_ROUND)
+	if (header->op == DATA_FAIL_JOB || header->op == DATA_FAIL_ROUND ||
+	    (header->op == DATA_FOLLOW && header->status))
 		notice_decode(header, payload, &failure);
 	if (!job) {
 		/* It may have overtaken the attach, which then must not begin the job again. */
@@ -406,6 +408,10 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 		forget_named(job, node, header->key);
 	} else if (header->op == DATA_ORDINAL) {
 		ordinal_heard(job, node, header, payload);
+	} else if (header->op == DATA_FOLLOW) {
+		follow_heard(job, node, header, header->status ? &failure : NULL);
+	} else if (header->op == DATA_BEGUN) {
+		follow_begun(job, node, header, payload);
 	}
 }
 

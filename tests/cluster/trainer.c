@@ -16,6 +16,8 @@
  *	contributions REQUEST			bps_request_contributions()
  *	came REQUEST				bps_request_outcome(): membership, size, rank, how many came, how many wait
  *	regroup
+ *	follow FOLLOWS IDLE			bps_client_follow()
+ *	begun TIMEOUT_MS			bps_client_begun(): name, type, elements, round, operation, reduction; or all
  *	status					bps_client_status(): state, size, ranks here, rounds, who is waited for
  *	barrier REQUEST TIMEOUT_MS
  *	wait REQUEST TIMEOUT_MS | poll REQUEST | cancel REQUEST | free REQUEST
@@ -81,6 +83,19 @@ static void do_status(void)
 	snprintf(text, sizeof(text), "%s %u %u %llu %s", *status.state ? status.state : "none",
 		 status.world_size, status.n_here, (unsigned long long)status.n_rounds,
 		 status.waiting_for);
+	answer(r, text);
+}
+
+static void do_begun(char **words)
+{
+	struct bps_begun begun = { .size = sizeof(begun) };
+	int r = bps_client_begun(client, atoi(words[1]), &begun);
+	char text[400] = "all";
+
+	if (r == 1)
+		snprintf(text, sizeof(text), "%s %d %lld %llu %d %d", begun.name, begun.dtype,
+			 (long long)begun.elements, (unsigned long long)begun.round,
+			 begun.operation, begun.reduction);
 	answer(r, text);
 }
 
@@ -529,6 +544,10 @@ static void run(char **words)
 		do_share(strtoull(words[1], NULL, 0));
 	else if (!strcmp(verb, "regroup"))
 		answer(bps_client_regroup(client), "");
+	else if (!strcmp(verb, "follow"))
+		answer(bps_client_follow(client, atoi(words[1]), atoi(words[2])), "");
+	else if (!strcmp(verb, "begun"))
+		do_begun(words);
 	else if (!strcmp(verb, "status"))
 		do_status();
 	else if (!strcmp(verb, "contributions"))

@@ -32,6 +32,15 @@ static void check_header(const struct data_header *h)
 		FUZZ_CHECK(h->round && h->len <= ERROR_TEXT_MAX &&
 			   (h->status > 0 ||
 			    (!h->status && h->key && h->len && h->len <= TENSOR_NAME_MAX)));
+	if (h->op == DATA_FOLLOW || h->op == DATA_OTHERS_FOLLOW)
+		FUZZ_CHECK(h->n_following < JOB_RANKS_MAX && h->len <= ERROR_TEXT_MAX &&
+			   (h->status > 0 || (!h->status && !h->len)));
+	if (h->op == DATA_FOLLOW)
+		FUZZ_CHECK(h->n_idle <= h->n_following && h->turn != UINT64_MAX);
+	if (h->op == DATA_BEGUN || h->op == DATA_OTHERS_BEGUN)
+		FUZZ_CHECK(h->first_round && h->tensor_round >= h->first_round && h->len &&
+			   h->len <= TENSOR_NAME_MAX && dtype_size(h->dtype) &&
+			   h->operation <= OPERATION_MAX_);
 	if (h->op == DATA_MOVE)
 		FUZZ_CHECK(h->part <= DATA_ADDED_MAX && !(h->len % 4) && data_moves_n(h) &&
 			   data_moves_n(h) <= DATA_MOVES_MAX);

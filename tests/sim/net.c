@@ -133,6 +133,10 @@ static const char *op_name(unsigned op)
 		[DATA_STOPPING] = "STOPPING",
 		[DATA_IDLE] = "IDLE",
 		[DATA_ORDINAL] = "ORDINAL",
+		[DATA_FOLLOW] = "FOLLOW",
+		[DATA_BEGUN] = "BEGUN",
+		[DATA_OTHERS_FOLLOW] = "OTHERS_FOLLOW",
+		[DATA_OTHERS_BEGUN] = "OTHERS_BEGUN",
 	};
 
 	return op < ARRAY_SIZE(names) && names[op] ? names[op] : "?";

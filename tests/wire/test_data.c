@@ -134,12 +134,14 @@ TEST(data_hello_is_these_bytes)
 
 TEST(numbers_of_messages_stay)
 {
-	static const uint8_t ops[] = { DATA_JOIN,	DATA_ATTACH,   DATA_DECLARE, DATA_PUSH,
-				       DATA_PULL,	DATA_OK,       DATA_RESULT,  DATA_ERROR,
-				       DATA_FAIL_ROUND, DATA_FAIL_JOB, DATA_LEAVE,   DATA_PING,
-				       DATA_PONG,	DATA_ORDINAL };
+	static const uint8_t ops[] = { DATA_JOIN,     DATA_ATTACH,	  DATA_DECLARE,
+				       DATA_PUSH,     DATA_PULL,	  DATA_OK,
+				       DATA_RESULT,   DATA_ERROR,	  DATA_FAIL_ROUND,
+				       DATA_FAIL_JOB, DATA_LEAVE,	  DATA_PING,
+				       DATA_PONG,     DATA_ORDINAL,	  DATA_FOLLOW,
+				       DATA_BEGUN,    DATA_OTHERS_FOLLOW, DATA_OTHERS_BEGUN };
 
-	ASSERT_MEM(ops, "\1\2\3\4\5\20\21\22\40\41\42\43\44\60", sizeof(ops));
+	ASSERT_MEM(ops, "\1\2\3\4\5\20\21\22\40\41\42\43\44\60\64\65\66\67", sizeof(ops));
 }
 
 TEST(numbers_of_types_operations_and_reductions_stay)

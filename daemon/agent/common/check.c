@@ -284,6 +284,11 @@ static int check_kind(const struct checked *c)
 	const struct agent_request *request = c->request;
 	unsigned dtype = c->tensor->dtype;
 
+	if (request->operation == OPERATION_REFUSE)
+		return failure_set(c->failure, -EOPNOTSUPP,
+				   "rank %u has joined, and adds zeros to sums and averages alone: "
+				   "let other operations be over on all ranks before join()",
+				   c->rank);
 	if (!request->operation || request->operation > OPERATION_MAX_)
 		return failure_set(c->failure, -EINVAL, "rank %u: no operation %u", c->rank,
 				   request->operation);

@@ -18,6 +18,7 @@
 #include "agent/job/membership.h"
 #include "agent/job/report.h"
 #include "agent/job/resume.h"
+#include "agent/request/follow.h"
 #include "agent/request/ordinal.h"
 #include "agent/request/sweep.h"
 #include "agent/request/tensor.h"
@@ -135,6 +136,7 @@ struct agent_job {
 	struct agent_later later;
 	struct agent_schedule schedule;
 	struct agent_order order;
+	struct agent_following following;
 
 	struct agent_memory memory;
 	unsigned holds; /* calls and parts in flight, and 1 until OVER; at 0 it is reaped */

@@ -413,7 +413,7 @@ void agent_submit(struct agent_declaration *declaration, struct agent_request *r
 	struct agent_round *round;
 	struct failure words;
 	uint64_t now_ns;
-	bool differs;
+	bool differs, begins;
 	int r;
 
 	if (unlikely(tensor->asked) && use_of_asked(declaration, request))
@@ -447,7 +447,8 @@ void agent_submit(struct agent_declaration *declaration, struct agent_request *r
 	}
 	now_ns = clock_now_ns();
 	round = round_find(declaration, request->round);
-	r = round ? 0 : round_new(tensor, request->round, now_ns, &round);
+	begins = !round;
+	r = begins ? round_new(tensor, request->round, now_ns, &round) : 0;
 	if (r) {
 		round_refused(tensor, request, r);
 		return;
@@ -458,6 +459,8 @@ void agent_submit(struct agent_declaration *declaration, struct agent_request *r
 	if (unlikely(job->sweep.n_without))
 		(void)agent_round_mend(round);
 	round_came(round, index, now_ns, request);
+	if (unlikely(agent_follow_any(&job->following)))
+		agent_follow_came(round, declaration->member, begins);
 	if (agent_elastic_submit(tensor, index, request, &words) && !invalid)
 		invalid = &words;
 	differs = ordinal && agent_ordinal_differs(round, rank, ordinal);

@@ -33,6 +33,8 @@ static void visit(struct agent_round *round, uint64_t now_ns)
 	struct agent_job *job = round->job;
 
 	job->sweep.n_vain++;
+	if (job->following.tells_open && !job->end.failure.status)
+		agent_follow_open(round);
 	if (!job->end.failure.status && !agent_round_mend(round))
 		return;
 	if (round->failure.status)
@@ -75,7 +77,7 @@ static bool step(struct agent_job *job)
 
 static void finish(struct agent_job *job)
 {
-	job->sweep.is_under_way = false;
+	job->sweep.is_under_way = job->following.tells_open = false;
 	job->sweep.not_before_ns = clock_now_ns() + SWEEP_REST_NS * job->sweep.n_vain;
 	agent_job_watch(job, job->sweep.next_ns);
 	agent_round_mended(job);

@@ -48,6 +48,7 @@ struct agent_round_turn {
 	bool cut;		/* partition has no more: agent_schedule_cut() */
 	bool refilling;
 	bool stalls; /* some request does: the control thread leaves sums and copies to the pool */
+	bool heard; /* none but ranks that follow, and had heard of it, have come to it: follow.c */
 };
 
 /*

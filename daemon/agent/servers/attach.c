@@ -27,6 +27,8 @@ static void attached(struct agent_setup *setup)
 	job->fleet.n_attached++;
 	if (job->retention.keeps)
 		agent_keep_attached(job, setup->server, m->fresh);
+	if (setup->server == job->fleet.home_number && job->following.turn)
+		agent_setup_follow(job);
 	if (job->departed.unsaid)
 		agent_job_end_left(job);
 	if (job->state == JOB_FORMING && job->fleet.n_attached == agent_move_n_in(job))
@@ -173,6 +175,9 @@ static int attach(struct agent_job *job, size_t server)
 
 	if (job->retention.keeps && !said)
 		return error_origin(-ENOMEM);
+	/* Who follows elsewhere the home says once we are attached. */
+	if (server == job->fleet.home_number)
+		job->following.n_elsewhere = 0;
 	return error_trace(attach_at(job, &place, &setup));
 }
 

@@ -119,5 +119,7 @@ void agent_names_told(const struct agent_job *job);
 void agent_names_attached(struct agent_job *job, size_t server);
 void agent_setup_fail_job(struct agent_job *job, const struct failure *failure,
 			  const struct peer *from);
+/* Tells the home how many ranks here follow the others, and whether one has left; where it is lost, it is told once attached. */
+void agent_setup_follow(struct agent_job *job);
 void agent_setup_fail_round(struct agent_job *job, uint64_t key, uint64_t round, bool alone,
 			    const struct failure *failure);

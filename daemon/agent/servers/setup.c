@@ -238,6 +238,25 @@ void agent_setup_fail_job(struct agent_job *job, const struct failure *failure,
 	notify(job, &header, failure->text, from);
 }
 
+void agent_setup_follow(struct agent_job *job)
+{
+	struct peer *home = agent_setup_peer(job, job->fleet.home_number);
+	const struct failure *left = &job->departed.failure;
+	struct data_header header = {
+		.op = DATA_FOLLOW,
+		.job = job->number,
+		.node = job->shape.node,
+		.turn = job->following.turn,
+		.n_following = job->following.n_here,
+		.n_idle = job->following.n_idle,
+		.status = -left->status,
+		.len = left->status ? (uint32_t)strnlen(left->text, ERROR_TEXT_MAX) : 0,
+	};
+
+	if (home && peer_has(home, DATA_FEATURE_FOLLOW) && peer_notice(home, &header, left->text))
+		peer_kill(home, "out of memory");
+}
+
 /* A server ends what this node has contributed alone, or the round of all. */
 static uint8_t operation_of_failed(bool alone)
 {

@@ -82,8 +82,10 @@ static void decide(struct job *job, struct forgetting *forgetting, bool forgotte
 	list_remove(&forgetting->link);
 	job->names.n_forgetting--;
 	declared->forgetting = NULL;
-	if (forgotten)
+	if (forgotten) {
 		declared_remove(job, declared);
+		follow_forgotten(job);
+	}
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		struct delivery *said = TAKE_PTR(forgetting->said[i]);
 

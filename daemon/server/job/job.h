@@ -24,6 +24,7 @@
  *	sweep.c    what has happened to all of it
  *	offered.c	   of a fresh job of these two kinds: whether all nodes have offered what they keep
  *	ordinal.c  operations that all ranks submit in one order: whether nodes' are the same
+ *	follow.c   ranks that follow the others
  *	speakers.c  peers that speak for several nodes, and are told once
  */
 #pragma once
@@ -42,6 +43,7 @@
 #include "server/common/ranks.h"
 #include "server/hooks.h"
 #include "server/job/declare.h"
+#include "server/job/follow.h"
 #include "server/job/ordinal.h"
 #include "server/job/over.h"
 #include "server/job/sweep.h"
@@ -107,6 +109,7 @@ struct job_node {
 	bool spoke;	  /* it has declared a tensor, contributed, ... */
 	bool to_ask;	  /* it has attached, and hears of what is being forgotten: forget.c */
 	bool named;	  /* it has told this home, which is fresh, its tensors: forget.c */
+	struct node_following following; /* at the home: what it has said of its ranks */
 	bool asked,
 		idle; /* it was told that this process is about to end; and has said that it may */
 };
@@ -170,6 +173,7 @@ struct job {
 	struct names names;
 	struct ordinals ordinals; /* what nodes have said of theirs: ordinal.c */
 	struct ordinal_tellings ordinal_tellings;
+	struct job_following following; /* at the home */
 
 	struct store store;
 	struct sweep sweep;

@@ -313,6 +313,7 @@ void attach_call(struct server *server, struct delivery *delivery)
 	delivery_answer(delivery, &answer, NULL, data);
 	leave_attached(job, attach->node);
 	forget_attached(job, attach->node);
+	follow_attached(job, attach->node);
 	elastic_attached(job, attach->node);
 	if (!list_empty(&job->membership.joiners))
 		joiner_tell(job, job->nodes[attach->node].peer);

@@ -59,6 +59,8 @@ void leave(struct job *job, uint32_t node)
 		offered_left(job);
 	if (job->state == JOB_RUNNING)
 		forget_left(job);
+	if (job->state == JOB_RUNNING)
+		follow_left(job);
 	job_let_go(job);
 }
 

@@ -270,6 +270,7 @@ static void answer_hello(struct fake *fake, struct fake_session *session, uint64
 	_cleanup_(fd_closep) int memfd = -1;
 	int fds[3];
 
+	fake->told.hello_id = fake->hello_mute ? id : 0;
 	if (fake->hello_mute)
 		return;
 	if (fake->hang_up || fake->hang_ups) {
@@ -476,6 +477,16 @@ static void take_release(struct fake *fake, struct fake_session *session, uint64
 	session_send(session, &message, 0, NULL, NULL, 0);
 }
 
+static void answer_follow(struct fake *fake, struct fake_session *session, int status,
+			  const char *text)
+{
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+
+	message.id = fake->told.follow_id;
+	fake->told.follow_id = 0;
+	session_send(session, &message, status, text, NULL, 0);
+}
+
 static void answer_leave(struct fake *fake, struct fake_session *session, uint64_t id,
 			 const char *error)
 {
@@ -541,6 +552,18 @@ static void session_request(struct fake *fake, struct fake_session *session,
 		break;
 	case BPS__CONTROL__REQUEST__BODY_RELEASE:
 		take_release(fake, session, request->id, request->release->in_use);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_FOLLOW:
+		ASSERT_TRUE(session->joined && fake->features & CONTROL_FEATURE_FOLLOW);
+		/* What was posted before counts as before: the ring first. */
+		(void)session_drain(fake, session, false);
+		fake->told.follows = request->follow->follows;
+		fake->told.idle = request->follow->idle;
+		fake->told.turn = request->follow->turn;
+		fake->told.follow_id = request->id;
+		fake->told.n_follows++;
+		if (!fake->follow_mute)
+			answer_follow(fake, session, fake->follow_status, fake->follow_text);
 		break;
 	case BPS__CONTROL__REQUEST__BODY_CANCEL:
 		/* What was posted before counts as before: the ring first. */
@@ -697,7 +720,7 @@ struct fake *fake_new(void)
 	fake->ledger_fd = -1;
 	fake->daemon = 1;
 	fake->features = CONTROL_FEATURE_RESUME | CONTROL_FEATURE_FUTEX | CONTROL_FEATURE_ORDER |
-			 CONTROL_FEATURE_WIDEN;
+			 CONTROL_FEATURE_WIDEN | CONTROL_FEATURE_FOLLOW;
 	fake->stop = eventfd(0, EFD_CLOEXEC);
 	ASSERT_OK(pthread_mutex_init(&fake->mutex, NULL));
 	ASSERT_OK(pthread_cond_init(&fake->changed, NULL));
@@ -794,6 +817,14 @@ void fake_declared(struct fake *fake, int status, const char *text)
 	send_declared(fake_session(fake), fake->told.declare_id, status, text);
 }
 
+void fake_welcome(struct fake *fake)
+{
+	FAKE_LOCKED(fake);
+	fake->hello_mute = false;
+	if (fake->told.hello_id)
+		answer_hello(fake, fake_session(fake), fake->told.hello_id);
+}
+
 void fake_unused(struct fake *fake, uint32_t tensor, const char *name)
 {
 	FAKE_LOCKED(fake);
@@ -811,6 +842,45 @@ void fake_released(struct fake *fake, int status)
 {
 	FAKE_LOCKED(fake);
 	answer_release(fake, fake_session(fake), status);
+}
+
+void fake_followed(struct fake *fake, int status, const char *text)
+{
+	FAKE_LOCKED(fake);
+	answer_follow(fake, fake_session(fake), status, text);
+}
+
+void fake_begun(struct fake *fake, const struct bps_begun *begun, uint64_t first)
+{
+	FAKE_LOCKED(fake);
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	Bps__Control__Begun body = BPS__CONTROL__BEGUN__INIT;
+
+	body.name = (char *)begun->name;
+	body.dtype = (uint32_t)begun->dtype;
+	body.elements = begun->elements;
+	body.round = begun->round;
+	body.operation = (uint32_t)begun->operation;
+	body.reduction = (uint32_t)begun->reduction;
+	body.first = first;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_BEGUN;
+	message.begun = &body;
+	session_send(fake_session(fake), &message, 0, NULL, NULL, 0);
+}
+
+void fake_all_follow(struct fake *fake, uint64_t turn, int status, const char *text)
+{
+	FAKE_LOCKED(fake);
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	Bps__Control__AllFollow all_follow = BPS__CONTROL__ALL_FOLLOW__INIT;
+
+	all_follow.turn = turn;
+	message.has_status = status;
+	message.status = status;
+	message.text = (char *)text;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_ALL_FOLLOW;
+	message.all_follow = &all_follow;
+	session_send(fake_session(fake), &message, 0, NULL, NULL, 0);
 }
 
 void fake_job_failed(struct fake *fake, uint64_t job, int status, const char *text)

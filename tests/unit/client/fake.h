@@ -54,10 +54,15 @@ struct fake_told {
 	uint32_t cancelled_slot;
 	unsigned n_resumes;
 	uint64_t resumed_job, hello_features;
+	uint64_t hello_id;		 /* of the last Hello that has no answer; or 0 */
 	uint64_t rounds[16], failed[16]; /* of the last Declare, by the tensor's number */
 	bool again[16];			 /* likewise: it says how many rounds there were */
 	unsigned n_releases, n_keeps;	 /* Release of what is not in use, or is */
 	uint64_t release_id;		 /* of the last that has no answer; or 0 */
+	unsigned n_follows;		 /* Follow came so often, */
+	bool follows, idle;		 /* the last with these */
+	uint64_t turn;			 /* and this, */
+	uint64_t follow_id;		 /* and, if it has no answer, this */
 	struct shm_entry entry;		 /* the last */
 	uint64_t counts[64];		 /* of the last entry that had some */
 	unsigned n_devices;		 /* Shares of device memory */
@@ -78,8 +83,8 @@ struct fake {
 	/* (test) What the daemon says. 0 or NULL: what a good one would. */
 	uint32_t version;
 	uint64_t daemon, features;
-	int hello_status, join_status, declare_status, share_status, resume_status;
-	const char *hello_text, *join_text, *declare_text, *resume_text;
+	int hello_status, join_status, declare_status, share_status, resume_status, follow_status;
+	const char *hello_text, *join_text, *declare_text, *resume_text, *follow_text;
 	uint64_t share_quota; /* refuses memory beyond so many bytes */
 	int device_status;    /* that Share of device memory is answered with */
 	void *device_ipc;     /* what the next CUDA IPC handle stands for */
@@ -90,6 +95,7 @@ struct fake {
 	bool hang_up;	    /* closes instead of Welcome */
 	unsigned hang_ups;  /* so often */
 	bool declare_mute;  /* keeps the answers for fake_declared() */
+	bool follow_mute;   /* and those for fake_followed() */
 	bool unsealed;	    /* shares memory that could shrink under the trainer */
 	uint32_t shm_version;
 	bool deaf;  /* does not read the socket */
@@ -132,9 +138,15 @@ void fake_scribble(struct fake *fake, uint32_t slot, uint32_t state, int status)
 /* Says an order of completions that cannot be, and counts n more. */
 void fake_scribble_order(struct fake *fake, uint64_t n);
 void fake_declared(struct fake *fake, int status, const char *text);
+/* Answers the Hello that it said nothing to, and those that come. */
+void fake_welcome(struct fake *fake);
 /* Asks whether a tensor is used; and answers the Release. */
 void fake_unused(struct fake *fake, uint32_t tensor, const char *name);
 void fake_released(struct fake *fake, int status);
+/* Answers the last Follow; says what other ranks have begun; and that all follow and are idle in the turn, or will not. */
+void fake_followed(struct fake *fake, int status, const char *text);
+void fake_begun(struct fake *fake, const struct bps_begun *begun, uint64_t first);
+void fake_all_follow(struct fake *fake, uint64_t turn, int status, const char *text);
 void fake_job_failed(struct fake *fake, uint64_t job, int status, const char *text);
 /* A packet of no protocol. */
 void fake_send_garbage(struct fake *fake);

@@ -22,6 +22,7 @@ static void use_client(void)
 	struct bps_open_params open_params;
 	struct bps_join_params join;
 	struct bps_status status;
+	struct bps_begun begun;
 	struct bps_client *client = NULL;
 
 	memset(&open_params, 0, sizeof(open_params));
@@ -59,6 +60,14 @@ static void use_client(void)
 	status.world_size = status.n_nodes = status.n_here = 0;
 	status.state[0] = status.waiting_for[0] = status.node[0] = status.cluster[0] = 0;
 	EXPECT(bps_client_status(client, &status) < 0);
+	EXPECT(bps_client_follow(client, 1, 0) < 0);
+	begun.size = sizeof(begun);
+	begun.name[0] = 0;
+	begun.dtype = BPS_FLOAT32;
+	begun.elements = begun.round = 0;
+	begun.operation = BPS_REFUSE;
+	begun.reduction = 0;
+	EXPECT(bps_client_begun(client, 0, &begun) < 0);
 	EXPECT(bps_client_fd(client) < 0);
 	EXPECT(bps_client_dispatch(client) < 0);
 	EXPECT(bps_client_rank(client) < 0);
@@ -138,7 +147,8 @@ static void use_constants(void)
 	static const enum bps_operation operations[] = { BPS_PUSH_PULL,	     BPS_BROADCAST,
 							 BPS_ALL_GATHER,     BPS_REDUCE_SCATTER,
 							 BPS_ALL_TO_ALL,     BPS_BARRIER,
-							 BPS_PUSH_PULL_ROWS, BPS_ACCUMULATE };
+							 BPS_PUSH_PULL_ROWS, BPS_ACCUMULATE,
+							 BPS_REFUSE };
 	static const enum bps_reduction reductions[] = { BPS_SUM, BPS_AVERAGE, BPS_MIN, BPS_MAX };
 	static const enum bps_memory_kind kinds[] = { BPS_MEMORY_HOST, BPS_MEMORY_CUDA };
 	static const enum bps_gpu_reduce plans[] = { BPS_GPU_REDUCE_AUTO, BPS_GPU_REDUCE_NCCL,

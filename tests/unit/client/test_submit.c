@@ -96,7 +96,7 @@ TEST(push_pull_that_does_not_fit)
 	char *bytes = (char *)input;
 
 	ASSERT_FAILS(TRY(f.fixed, IN_OUT), EINVAL, "0 is no operation");
-	ASSERT_FAILS(TRY(f.fixed, .operation = 9), EINVAL, "\"fixed\": 9 is no operation");
+	ASSERT_FAILS(TRY(f.fixed, .operation = 10), EINVAL, "\"fixed\": 10 is no operation");
 	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_ACCUMULATE, IN_OUT), EINVAL,
 		     "the job has no async");
 	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_BROADCAST, .all_ranks = 1, IN_OUT), EINVAL,

@@ -312,6 +312,31 @@ TEST(answers_and_failures_are_bounded)
 	EXPECT_BAD("too long", h.op = DATA_ORDINAL, h.cookie = 0, h.status = EILSEQ,
 		   h.len = ERROR_TEXT_MAX + 1);
 	EXPECT_BAD("status", h.op = DATA_ORDINAL, h.cookie = 0, h.status = -EILSEQ, h.len = 1);
+	EXPECT_GOOD(h.op = DATA_FOLLOW, h.cookie = 0, h.len = 0, h.n_following = h.n_idle = 3);
+	EXPECT_BAD("follow", h.op = DATA_FOLLOW, h.cookie = 0, h.len = 0, h.n_following = 3,
+		   h.n_idle = 4);
+	EXPECT_GOOD(h.op = DATA_FOLLOW, h.cookie = 0, h.status = EPIPE, h.len = 1, h.turn = 0);
+	EXPECT_BAD("follow", h.op = DATA_FOLLOW, h.cookie = 0, h.len = 0, h.turn = UINT64_MAX);
+	EXPECT_BAD("status", h.op = DATA_FOLLOW, h.cookie = 0, h.len = 1);
+	EXPECT_GOOD(h.op = DATA_OTHERS_FOLLOW, h.cookie = 0, h.len = 0, h.turn = 0);
+	EXPECT_GOOD(h.op = DATA_OTHERS_FOLLOW, h.cookie = 0, h.status = EPIPE, h.len = 1);
+	EXPECT_BAD("status", h.op = DATA_OTHERS_FOLLOW, h.cookie = 0, h.len = 1);
+	EXPECT_BAD("too long", h.op = DATA_OTHERS_FOLLOW, h.cookie = 0, h.status = EPIPE,
+		   h.len = ERROR_TEXT_MAX + 1);
+	EXPECT_GOOD(h.op = DATA_BEGUN, h.cookie = 0, h.len = 1);
+	EXPECT_BAD("round or tensor", h.op = DATA_OTHERS_BEGUN, h.cookie = 0, h.len = 0);
+	EXPECT_GOOD(h.op = DATA_BEGUN, h.cookie = 0, h.len = TENSOR_NAME_MAX, h.operation = 0,
+		    h.reduction = 0);
+	EXPECT_BAD("round or tensor", h.op = DATA_BEGUN, h.cookie = 0, h.len = 0);
+	EXPECT_BAD("round or tensor", h.op = DATA_BEGUN, h.cookie = 0, h.len = 1, h.key = 0);
+	EXPECT_BAD("round or tensor", h.op = DATA_BEGUN, h.cookie = 0, h.len = 1, h.round = 2);
+	EXPECT_BAD("round or tensor", h.op = DATA_BEGUN, h.cookie = 0, h.len = 1, h.round = 0);
+	EXPECT_BAD("round or tensor", h.op = DATA_BEGUN, h.cookie = 0, h.len = TENSOR_NAME_MAX + 1);
+	EXPECT_BAD("no such", h.op = DATA_BEGUN, h.cookie = 0, h.len = 1, h.dtype = 0);
+	EXPECT_BAD("no such", h.op = DATA_BEGUN, h.cookie = 0, h.len = 1,
+		   h.operation = OPERATION_MAX_ + 1);
+	EXPECT_BAD("no such", h.op = DATA_BEGUN, h.cookie = 0, h.len = 1,
+		   h.reduction = REDUCTION_MAX_ + 1);
 	EXPECT_GOOD(h.op = DATA_RESULT, h.dtype = h.operation = h.reduction = 0);
 }
 

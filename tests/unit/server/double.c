@@ -292,6 +292,35 @@ bool peer_takes_direct(const struct peer *peer, uint64_t len)
 	return false;
 }
 
+static void tell_of_others(const struct peer *peer, const struct data_header *header,
+			   const void *payload)
+{
+	struct far *far = peer->far;
+	struct data_header sent = *header;
+	const char *why = NULL;
+
+	sent.magic = DATA_MAGIC;
+	sent.version = DATA_VERSION;
+	if (data_header_check(&sent, &why))
+		test_fail(__FILE__, __LINE__, "no header that is sent: %s", why);
+	if (header->op == DATA_OTHERS_FOLLOW && header->status) {
+		far->told[peer->end].over = *header;
+		(void)snprintf(far->told[peer->end].over_text, ERROR_TEXT_MAX + 1, "%.*s",
+			       (int)header->len, (const char *)payload);
+		far->told[peer->end].n_over++;
+		return;
+	}
+	if (header->op == DATA_OTHERS_FOLLOW) {
+		far->told[peer->end].counts = *header;
+		far->told[peer->end].n_counts++;
+		return;
+	}
+	far->told[peer->end].begun = *header;
+	(void)snprintf(far->told[peer->end].begun_name, TENSOR_NAME_MAX + 1, "%.*s",
+		       (int)header->len, (const char *)payload);
+	far->told[peer->end].n_begun++;
+}
+
 int peer_notice(struct peer *peer, const struct data_header *header, const void *payload)
 {
 	if (peer->n_no_memory) {
@@ -312,6 +341,10 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 		(void)snprintf(peer->far->told[peer->end].text, ERROR_TEXT_MAX + 1, "%.*s",
 			       (int)header->len, (const char *)payload);
 		peer->far->told[peer->end].n_ordinals++;
+		return 0;
+	}
+	if (header->op == DATA_OTHERS_FOLLOW || header->op == DATA_OTHERS_BEGUN) {
+		tell_of_others(peer, header, payload);
 		return 0;
 	}
 	if (header->op == DATA_UNUSED) {

@@ -7,7 +7,7 @@
 bool far_killed(struct far *far, unsigned end);
 /* The next notice to an end finds no memory. */
 void far_no_memory(struct far *far, unsigned end);
-/* The end has neither DATA_FEATURE_STOPPING nor DATA_FEATURE_ORDINALS. */
+/* The end has neither DATA_FEATURE_STOPPING nor DATA_FEATURE_ORDINALS nor DATA_FEATURE_FOLLOW. */
 void far_old(struct far *far, unsigned end, bool is_old);
 /* What is held for it is close to its quota, or is not any more. */
 void far_crowd(struct far *far, unsigned end, bool is_crowded);

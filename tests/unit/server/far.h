@@ -87,6 +87,14 @@ struct far {
 		unsigned n_ordinals;	  /* ORDINAL came so often, with this and that text */
 		struct data_header ordinal;
 		char text[ERROR_TEXT_MAX + 1];
+		unsigned n_counts; /* OTHERS_FOLLOW came so often */
+		struct data_header counts;
+		unsigned n_over; /* with a status so often, and this text */
+		struct data_header over;
+		char over_text[ERROR_TEXT_MAX + 1];
+		unsigned n_begun; /* OTHERS_BEGUN came so often, with this name */
+		struct data_header begun;
+		char begun_name[TENSOR_NAME_MAX + 1];
 	} told[FAR_ENDS];
 };
 

@@ -1,0 +1,200 @@
+/*
+ * A rank that follows the others: bps_client_follow() tells the daemon, whose events say which rounds others have begun;
+ * bps_client_begun() gives them to the caller in the order in which this rank has to submit them. The daemon may say something
+ * twice, and rounds of a tensor in any order: how many this rank has submitted decides.
+ */
+#include "client.h"
+#include <stdio.h>
+
+/* More than the ranks of a job can have under way on tensors that a daemon has not told of once. */
+#define BEGUN_MAX (1u << 20)
+
+struct follow_begun {
+	TAILQ_ENTRY(follow_begun) link;
+	struct bps_begun begun;
+	uint64_t first; /* rounds before it that were not submitted here have failed */
+};
+
+void follow_init(struct client_follow *follow)
+{
+	TAILQ_INIT(&follow->begun);
+}
+
+static void drop(struct client_follow *follow, struct follow_begun *entry)
+{
+	TAILQ_REMOVE(&follow->begun, entry, link);
+	follow->n_begun--;
+	free(entry);
+}
+
+void follow_end(struct client_follow *follow)
+{
+	struct follow_begun *entry;
+
+	while ((entry = TAILQ_FIRST(&follow->begun)))
+		drop(follow, entry);
+	follow->on = follow->idle = follow->all = false;
+}
+
+void follow_hear_begun(struct bps_client *client, const struct bps_begun *begun, uint64_t first)
+{
+	struct client_follow *follow = &client->follow;
+	struct follow_begun *entry;
+
+	if (!follow->on)
+		return;
+	entry = follow->n_begun < BEGUN_MAX ? malloc(sizeof(*entry)) : NULL;
+	if (!entry) {
+		client_fail(client,
+			    "the daemon at %s tells of more operations than there is memory for",
+			    client->path);
+		return;
+	}
+	entry->begun = *begun;
+	entry->first = first;
+	TAILQ_INSERT_TAIL(&follow->begun, entry, link);
+	follow->n_begun++;
+}
+
+void follow_hear_all(struct bps_client *client, uint64_t turn, int status, const char *text)
+{
+	struct client_follow *follow = &client->follow;
+
+	if (!follow->on || turn != follow->n_all + 1)
+		return;
+	if (status) {
+		follow->status = status;
+		(void)snprintf(follow->text, sizeof(follow->text), "%s", text);
+	} else if (follow->idle) {
+		follow->all = true;
+		follow->n_all++;
+	}
+}
+
+/*
+ * The first that is the next round of its tensor here, or tells that this one has failed; what is submitted already goes. Returns 1
+ * with it; or 0.
+ */
+static int find_next(struct bps_client *client, struct bps_begun *ret)
+{
+	struct client_follow *follow = &client->follow;
+	struct follow_begun *entry = TAILQ_FIRST(&follow->begun), *next;
+
+	for (; entry; entry = next) {
+		uint64_t round = tensor_rounds(client, entry->begun.name) + 1;
+
+		next = TAILQ_NEXT(entry, link);
+		*ret = entry->begun;
+		if (entry->begun.round <= round)
+			drop(follow, entry);
+		if (ret->round == round)
+			return 1;
+		if (ret->round > round && round < entry->first) {
+			ret->round = round;
+			ret->operation = ret->reduction = 0;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+/* 1: an operation; 0: none will come; -EAGAIN; or how the job or the client has failed, with the text set. */
+static int look(struct bps_client *client, struct bps_begun *ret)
+{
+	struct bps_begun begun;
+	int r;
+
+	r = client_failed(client);
+	r = r ?: job_check(client);
+	if (r)
+		return r;
+	if (client->follow.status)
+		return error_set(client->follow.status, "%s", client->follow.text);
+	if (!client->follow.on)
+		return error_set(-ECANCELED, "this rank does not follow the others");
+	if (!find_next(client, &begun))
+		return client->follow.all ? 0 : -EAGAIN;
+	begun.size = MIN(ret->size, sizeof(begun));
+	memcpy(ret, &begun, begun.size);
+	return 1;
+}
+
+_public_ int bps_client_begun(struct bps_client *client, int64_t timeout_ms, struct bps_begun *ret)
+{
+	int64_t deadline_ns = client_deadline_ns(timeout_ms);
+	int r;
+
+	r = client_check(client);
+	if (r)
+		return r;
+	if (!ret || !ret->size)
+		return error_set(-EINVAL, "no struct bps_begun, or its size is not set");
+	CLIENT_LOCKED(client);
+	(void)client_progress(client);
+	while ((r = look(client, ret)) == -EAGAIN) {
+		if (client_now_ns() >= deadline_ns)
+			return error_set(-ETIMEDOUT, "the other ranks have begun nothing");
+		client_wait(client, deadline_ns);
+	}
+	return r;
+}
+
+/* One that is lost meanwhile has the next asked: session.c. */
+static int tell(struct bps_client *client)
+{
+	struct client_follow *follow = &client->follow;
+	int r;
+
+	if (client->session.state == SESSION_READY && !follow->offered)
+		return error_set(-EOPNOTSUPP,
+				 "the daemon at %s is of a version that knows no rank that follows "
+				 "the others: update it",
+				 client->path);
+	if (follow->call.pending)
+		return error_set(-EBUSY, "another thread says whether this rank follows");
+	follow->call = (struct client_call){ 0 };
+	r = call_follow(client, &follow->call);
+	return r ?: call_wait(client, &follow->call, CLIENT_FOREVER);
+}
+
+_public_ int bps_client_follow(struct bps_client *client, int follows, int idle)
+{
+	struct client_follow *follow;
+	bool was_on, was_idle, were_all;
+	int status;
+	int r;
+
+	r = client_check(client);
+	if (r)
+		return r;
+	CLIENT_LOCKED(client);
+	(void)client_progress(client);
+	follow = &client->follow;
+	r = client_failed(client);
+	r = r ?: job_check(client);
+	if (r)
+		return r;
+	was_on = follow->on;
+	was_idle = follow->idle;
+	were_all = follow->all;
+	status = follow->status;
+	if (!was_on)
+		follow_end(follow);
+	/* Before, as events may come ahead of the answer. */
+	follow->on = follows;
+	follow->idle = follows && idle;
+	follow->status = 0;
+	follow->all &= follow->idle;
+	r = tell(client);
+	if (r) {
+		follow->on = was_on;
+		follow->idle = was_idle;
+		follow->all = were_all;
+		follow->status = status;
+	} else if (!follows) {
+		follow_end(follow);
+	}
+	/* Who waits in bps_client_begun() is to see it. */
+	client_wake(client);
+	return r;
+}
