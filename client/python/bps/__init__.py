@@ -10,7 +10,7 @@ several ranks with `bpslaunch -np 4 python train.py`. See bps_python(7).
 
 import ctypes
 
-from . import _ops
+from . import _join, _ops
 from ._buffers import Tensor as _Tensor
 from ._client import Arena as _Arena
 from ._client import current as _current
@@ -66,6 +66,7 @@ __all__ = [
     "empty",
     "init",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "poll",
@@ -101,6 +102,17 @@ def local_rank():
 def local_size():
     """The job's processes on this machine."""
     return _current().local_size
+
+
+def join():
+    """For a rank that has come to the end of its data while others go on: takes part in the operations that they begin, with
+    zeros for sums and averages, until every rank has called it. Other operations than push_pull() with op=Sum or Average and
+    barrier() fail on all ranks meanwhile. What this rank has begun itself, and not waited for, goes on. Waits as long as the
+    others train.
+
+    Returns the highest rank that was the last to call it.
+    """
+    return _join.join()
 
 
 # -- Memory

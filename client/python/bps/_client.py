@@ -33,6 +33,7 @@ from ._errors import (
 )
 from ._library import (
     VARIABLE,
+    Begun,
     DType,
     JoinParams,
     Memory,
@@ -48,6 +49,7 @@ from ._library import (
 SLICE_MS = 200  # how long a signal handler of Python waits for its turn, at most
 CLOSE_TIMEOUT_S = 2.0  # for other threads to notice shutdown(): ten slices
 WATCH_S = 0.5  # between two looks at the daemon, while streams wait for it
+ALL = object()  # of begun()
 TENSORS_KEPT = 8192  # names of operations that are held at least; those before them the daemon may forget
 
 
@@ -455,13 +457,18 @@ class Client:
         """Whether operations that this thread begins without names have one order on all ranks, Order.CALLS."""
         return self.orders == threading.get_ident()
 
-    def take_ordinal(self):
-        """The place in Order.CALLS of what is submitted later, by another thread. 0 in an elastic job."""
+    def take_ordinal(self, order=Order.CALLS):
+        """The place in an order of what is submitted later, by another thread. 0 in an elastic job."""
         ordinal = ctypes.c_uint64()
         with self.mutex:
             self.check_open()
-            self.call(self.lib.bps_client_take_ordinal, self.pointer, Order.CALLS, ctypes.byref(ordinal))
+            self.call(self.lib.bps_client_take_ordinal, self.pointer, order, ctypes.byref(ordinal))
         return ordinal.value
+
+    def skip_ordinals(self, order, place, last):
+        """What comes next in an order, of which place was taken here, has a place behind last."""
+        while place < last:
+            place = self.take_ordinal(order)
 
     def differed(self, order=Order.CALLS):
         """The last place in an order at which ranks have differed; 0: none."""
@@ -469,6 +476,36 @@ class Client:
         with self.mutex:
             self.check_open()
             return self.lib.bps_client_differed(self.pointer, order)
+
+    # -- Following the other ranks
+
+    def follow(self, follows, idle=False):
+        """bps_client_follow()."""
+        with self.lock:
+            self.check_open()
+            self.inside += 1
+        status, text = self._call_inside(self.lib.bps_client_follow, self.pointer, follows, idle)
+        if status:
+            raise error_from(status, text)
+
+    def begun(self, timeout_ms):
+        """bps_client_begun(): a Begun; ALL: nothing will come, as all ranks follow; None: nothing has come."""
+        begun = Begun(ctypes.sizeof(Begun))
+        with self.lock:
+            self.check_open()
+            self.inside += 1
+        status, text = self._call_inside(self.lib.bps_client_begun, self.pointer, timeout_ms, ctypes.byref(begun))
+        if status == -errno.ETIMEDOUT:
+            return None
+        if status < 0:
+            raise error_from(status, text)
+        return begun if status else ALL
+
+    def is_busy(self):
+        """Whether something is under way that was submitted from here."""
+        with self.lock:
+            self.sweep()
+            return bool(self.outstanding)
 
     def submit(self, tensor, params, keep, device=None, stream=None):
         """device: whose memory input and output are, which has stream(): the handle of the one that is current there."""

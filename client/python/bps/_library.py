@@ -53,6 +53,7 @@ class Operation(enum.IntEnum):
     BARRIER = 6
     PUSH_PULL_ROWS = 7
     ACCUMULATE = 8
+    REFUSE = 9
 
 
 class Order(enum.IntEnum):
@@ -151,6 +152,18 @@ class Status(ctypes.Structure):
     ]
 
 
+class Begun(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", ctypes.c_char * 256),
+        ("dtype", c_int),
+        ("elements", c_uint64),
+        ("round", c_uint64),
+        ("operation", c_int),
+        ("reduction", c_int),
+    ]
+
+
 class SubmitParams(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -174,6 +187,7 @@ class SubmitParams(ctypes.Structure):
         ("ordinal", c_uint64),
         ("order", c_int),
         ("input_dtype", c_uint64),
+        ("round", c_uint64),
     ]
 
 
@@ -194,6 +208,8 @@ _PROTOTYPES = {
     "bps_client_leave": (c_int, [c_void_p]),
     "bps_client_regroup": (c_int, [c_void_p]),
     "bps_client_status": (c_int, [c_void_p, POINTER(Status)]),
+    "bps_client_follow": (c_int, [c_void_p, c_int, c_int]),
+    "bps_client_begun": (c_int, [c_void_p, c_int64, POINTER(Begun)]),
     "bps_client_rank": (c_int, [c_void_p]),
     "bps_client_size": (c_int, [c_void_p]),
     "bps_client_local_rank": (c_int, [c_void_p]),

@@ -59,6 +59,7 @@ class Handle:
         if turn is not None:
             turns, name = turn
             self._before, turns[name] = turns.get(name), self
+            self.name = name
             _open.add(self)
 
     def poll(self):
@@ -179,6 +180,17 @@ class _Open:
             with self._lock:
                 self._handles.discard(handle)
 
+    def advance(self):
+        """Goes on with all as far as they can. Whether some have not ended."""
+        with self._lock:
+            handles = list(self._handles)
+        return not all([handle.poll() for handle in handles])
+
+    def names(self):
+        """Of tensors on which this process is yet to submit something, for operations that it has begun."""
+        with self._lock:
+            return {handle.name for handle in self._handles}
+
     def watch_others(self, waiting):
         """Has completers see to all but the one that this thread is about to wait for."""
         if not self._handles:
@@ -205,6 +217,16 @@ class _Nobody:
 
 _NOBODY = _Nobody()
 _open = _Open()
+
+
+def advance_open():
+    """Whether an operation of more than one request has not ended, of all that this process has begun."""
+    return _open.advance()
+
+
+def open_names():
+    """The names of tensors on which such operations have yet to submit something."""
+    return _open.names()
 
 
 def _forget_after_fork():
@@ -246,7 +268,7 @@ def _counts(values):
     return (ctypes.c_uint64 * len(values))(*values)
 
 
-def _submit(client, name, elements, source, target, operation, stream=None, **more):
+def submit(client, name, elements, source, target, operation, stream=None, **more):
     """source: of target's type, or narrower where that is widened.
 
     stream: on a device, which one it is in the order of, if that is not the one that is current now.
@@ -268,6 +290,7 @@ def _submit(client, name, elements, source, target, operation, stream=None, **mo
         all_ranks=more.get("all_ranks", False),
         ordinal=more.get("ordinal", 0),
         order=more.get("order", Order.NONE),
+        round=more.get("round", 0),
         input_dtype=0 if source.dtype == target.dtype else source.dtype,
     )
     device = target.device or source.device
@@ -280,14 +303,14 @@ def push_pull(source, target, reduction, name=None, priority=0, timeout=None, al
     full, order = _in_order(client, name, tensor_name("push_pull", name, target.dtype, source.count))
     more = {"reduction": reduction, "priority": priority, "timeout": timeout, "all_ranks": all_ranks}
     more.update(order=order, ordinal=ordinal)
-    return _submit(client, full, source.count, source, target, Operation.PUSH_PULL, **more)
+    return submit(client, full, source.count, source, target, Operation.PUSH_PULL, **more)
 
 
 def accumulate(source, target, name, priority=0, timeout=None, all_ranks=False):
     client = _client.current()
     full = f"accumulate.{name}"
     more = {"reduction": Reduction.SUM, "priority": priority, "timeout": timeout, "all_ranks": all_ranks}
-    return _submit(client, full, source.count, source, target, Operation.ACCUMULATE, **more)
+    return submit(client, full, source.count, source, target, Operation.ACCUMULATE, **more)
 
 
 def prepared_push_pull(span, reduction, name, priority=0):
@@ -370,7 +393,7 @@ def broadcast(
     source = Span(span.address if client.rank == root else None, span.dtype, span.count, device=span.device)
     more = {"root": root, "priority": priority, "timeout": timeout, "order": by_name if order is None else order}
     more["ordinal"] = ordinal
-    return _submit(client, full, elements, source, span, Operation.BROADCAST, **more)
+    return submit(client, full, elements, source, span, Operation.BROADCAST, **more)
 
 
 def barrier(timeout=None):
@@ -387,7 +410,7 @@ def named_barrier(client, full, timeout, order):
     return client.submit(tensor, params, None)
 
 
-def _int64_span(values):
+def int64_span(values):
     array = (ctypes.c_int64 * len(values))(*values)
     return array, Span(ctypes.addressof(array), DType.INT64, len(values), array)
 
@@ -426,7 +449,7 @@ def all_gather_equal(source, target, name, timeout=None):
     client = _client.current()
     full, order = _in_order(client, name, tensor_name("all_gather_equal", name, source.dtype, source.count))
     more = {"timeout": timeout, "order": order}
-    return _submit(client, full, source.count, source, target, Operation.ALL_GATHER, **more)
+    return submit(client, full, source.count, source, target, Operation.ALL_GATHER, **more)
 
 
 def gather_factors(source, target, size, name=None, timeout=None):
@@ -449,10 +472,10 @@ def all_gather(span, rows, row, make, name=None, timeout=None, order=None):
     stream = span.device and span.device.stream()  # what follows may be done by another thread
     full, by_name = _in_order(client, name, tensor_name("all_gather", name, span.dtype, VARIABLE))
     first = {"timeout": timeout, "order": by_name if order is None else order}
-    _, mine = _int64_span([rows, row])
+    _, mine = int64_span([rows, row])
     size = client.size
-    table, all_of_them = _int64_span([0] * (2 * size))
-    request = _submit(client, full + ".rows", 2, mine, all_of_them, Operation.ALL_GATHER, **first)
+    table, all_of_them = int64_span([0] * (2 * size))
+    request = submit(client, full + ".rows", 2, mine, all_of_them, Operation.ALL_GATHER, **first)
     yield _in_turn(client, request, full)
     table = table[: 2 * _ranks_gathered(request, full, size)]
     _check_rows(client, table[1::2], row, full)
@@ -460,7 +483,7 @@ def all_gather(span, rows, row, make, name=None, timeout=None, order=None):
     result, target = make(sum(rows))
     counts = _counts([n * row for n in rows])
     more = {"counts": counts, "timeout": timeout, "stream": stream}
-    yield _submit(client, full, VARIABLE, span, target, Operation.ALL_GATHER, **more)
+    yield submit(client, full, VARIABLE, span, target, Operation.ALL_GATHER, **more)
     return result, rows
 
 
@@ -477,15 +500,15 @@ def all_to_all(span, rows, row, splits, make, name=None, timeout=None):
             errno.EINVAL,
             f"{full}: splits {list(splits)} do not cut {rows} rows for {client.size} ranks",
         )
-    _, mine = _int64_span([value for n in splits for value in (n, row)])
-    table, others = _int64_span([0] * (2 * client.size))
+    _, mine = int64_span([value for n in splits for value in (n, row)])
+    table, others = int64_span([0] * (2 * client.size))
     first = {"timeout": timeout, "order": order}
-    request = _submit(client, full + ".rows", 2 * client.size, mine, others, Operation.ALL_TO_ALL, **first)
+    request = submit(client, full + ".rows", 2 * client.size, mine, others, Operation.ALL_TO_ALL, **first)
     yield _in_turn(client, request, full)
     _check_rows(client, table[1::2], row, full)
     rows = table[0::2]
     result, target = make(sum(rows))
-    yield _submit(
+    yield submit(
         client,
         full,
         VARIABLE,
@@ -518,7 +541,7 @@ def reduce_scatter(source, target, row, rows, reduction, name=None, timeout=None
     client = _client.current()
     full, order = _in_order(client, name, tensor_name("reduce_scatter", name, target.dtype, source.count))
     more = {"counts": _counts([n * row for n in rows]), "reduction": reduction, "timeout": timeout, "order": order}
-    return _submit(client, full, source.count, source, target, Operation.REDUCE_SCATTER, **more)
+    return submit(client, full, source.count, source, target, Operation.REDUCE_SCATTER, **more)
 
 
 def _bytes_span(buffer):
@@ -532,7 +555,7 @@ def broadcast_object(obj, root, name=None, timeout=None):
     client = _client.current()
     mine = client.rank == client.number_of(root)  # now: in an elastic job another may be root's number before this ends
     data = bytearray(pickle.dumps(obj)) if mine else None
-    size, size_span = _int64_span([len(data) if data is not None else 0])
+    size, size_span = int64_span([len(data) if data is not None else 0])
     name, order = _in_order(client, name, "noname" if name is None else name)
     more = {"kind": "broadcast_object", "timeout": timeout, "client": client}  # also in the thread that goes on
     yield broadcast(size_span, root, f"{name}.size", order=order, **more)

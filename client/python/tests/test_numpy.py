@@ -16,6 +16,14 @@ def test_operations_through_a_server_in_small_parts(run_ranks):
     run_ranks("numpy_ops.py", 2, options=options, BPS_FORCE_DISTRIBUTED=1, BPS_PART_BYTES="8K")
 
 
+def test_ranks_that_join(run_ranks):
+    run_ranks("joining.py", 4)
+
+
+def test_ranks_that_join_through_a_server(run_ranks):
+    run_ranks("joining.py", 3, BPS_FORCE_DISTRIBUTED=1)
+
+
 def test_names_of_horovod_and_byteps(run_ranks):
     run_ranks("horovod_names.py", 2)
 

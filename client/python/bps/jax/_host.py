@@ -18,7 +18,7 @@ def _submit(source, target, name, operation, reduction, root, priority, order, r
     given = source.span
     if operation == Operation.BROADCAST and client.rank != root:
         given = Span(None, given.dtype, given.count)
-    return _ops._submit(
+    return _ops.submit(
         client,
         _ops.tensor_after(client, name, order) if order else name,
         elements,

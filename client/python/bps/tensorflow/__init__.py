@@ -13,7 +13,7 @@ For Keras see bps.keras. Everything works in eager code and inside tf.function. 
 from . import _native  # first: it says what is wrong with TensorFlow, if anything is
 
 # isort: split
-from .. import _adapter, barrier
+from .. import _adapter, barrier, join
 from .._adapter import *  # noqa: F403
 from . import elastic, functions, ops
 from .compression import Compression
@@ -40,6 +40,7 @@ __all__ = [
     "SyncBatchNormalization",
     "barrier",
     "elastic",
+    "join",
 ]
 __all__ += _adapter.__all__
 __all__ += ops.__all__

@@ -24,7 +24,7 @@ import weakref
 
 import torch
 
-from .. import _client, _ops
+from .. import _client, _join, _ops
 from .._client import Arena
 from .._errors import BpsTimeoutError, BpsValueError
 from .._library import SIZES, Reduction
@@ -85,6 +85,7 @@ class Gradients:
         self.listening = True  # False: backward passes add up and nothing is sent
         self.in_pass = self._was_reached = False  # a backward pass runs that adds to gradients; and these are to be sent
         self.last_active = None  # the highest rank that took part in the last step
+        self.n_joined = 0  # steps of others that this rank has added zeros to, in join()
         self.has_let_go = False
         self.settle = None  # a weakref.WeakMethod: ends what its owner has put off
         self._parameters, self._name_of = parameters, name_of
@@ -668,6 +669,7 @@ class Gradients:
                 each_step()
             if self._contribute_nothing().last is None:
                 break
+            self.n_joined += 1
         return _client.current().size - 1 if self.last_active is None else self.last_active
 
     @torch.no_grad()
@@ -715,32 +717,46 @@ def _late(name, timeout):
 
 
 def join_all():
-    """join() of everything that this process trains with, side by side: others may step them in any order.
+    """join() of everything that this process trains with, side by side: others may step them in any order. Beside, that of all
+    other operations.
 
-    Returns the highest rank that took part in the last step.
+    Returns the highest rank that took part last.
     """
-    gc.collect()  # so that all ranks find the same ones
-    live = [gradients for gradients in (made() for made in _made.get(_client.current(), ())) if gradients]
+    made = _made.get(_client.current(), [])
+    if made:
+        gc.collect()  # so that all ranks find the same ones; it takes its time
+    live = [gradients for gradients in (each() for each in made) if gradients]
     live = [gradients for gradients in live if gradients.buckets]
     for gradients in live:
         gradients.take_put_off()
-    outcomes = []
+    errors, threads = [], []
+    before = sum(gradients.n_joined for gradients in live)
 
     def run(gradients):
         try:
-            outcomes.append((gradients.join(), None))
+            gradients.join()
         except Exception as error:  # is raised by the thread that asked
-            outcomes.append((None, error))
+            errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(gradients,), daemon=True) for gradients in live]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for _, error in outcomes:
-        if error is not None:
-            raise error
-    return max((last for last, _ in outcomes), default=_client.current().size - 1)
+    def start():
+        threads.extend(threading.Thread(target=run, args=(gradients,), daemon=True) for gradients in live)
+        for thread in threads:
+            thread.start()
+
+    def is_busy():
+        alive = any(thread.is_alive() for thread in threads)
+        if errors:
+            raise errors[0]
+        return alive
+
+    if _client.current().elastic:  # in which no rank follows the others
+        start()
+        for thread in threads:
+            thread.join()
+        is_busy()
+        return max((each.last_active for each in live if each.last_active is not None), default=_client.current().size - 1)
+    own = [f".{gradients.prefix}" for gradients in live]
+    return _join.join(start, is_busy, own, lambda: sum(gradients.n_joined for gradients in live) - before)
 
 
 def _grouped(slots, groups, each_alone):

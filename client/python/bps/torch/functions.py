@@ -31,12 +31,11 @@ def barrier(process_set=None, timeout=None):
 
 def join(device=None):
     """For ranks that have come to the end of their batches while others train on: adds zeros to the gradients of each
-    DistributedOptimizer over all ranks and DistributedDataParallel of this process, step after step, until every rank has
-    called it.
+    DistributedOptimizer over all ranks and DistributedDataParallel of this process, and to whatever else the others sum or
+    average, step after step, until every rank has called it. Other operations but barriers fail on all ranks meanwhile.
 
-    Returns the highest rank that took part in the last step: what broadcast_parameters() should begin from, since ranks
-    that have joined do not step. Other operations do not wait for them: a push_pull of a loss would wait in vain. device
-    is Horovod's and has no effect.
+    Returns the highest rank that took part last: what broadcast_parameters() should begin from, since ranks that have joined
+    do not step. device is Horovod's and has no effect.
     """
     return join_all()
 

@@ -534,6 +534,25 @@ def check_a_name_again():
         same(bps.broadcast(x, 1, name="again"), np.ones(n, dtype.as_numpy_dtype))
 
 
+def check_join():
+    """Ranks that take more steps, in eager code and in a graph, have zeros from those that have ended."""
+    rank, size = bps.rank(), bps.size()
+    variable = tf.Variable([1.0, 2.0])
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * variable)
+        return bps.DistributedGradientTape(tape).gradient(loss, [variable])[0], bps.allreduce(tf.ones(2), op=bps.Sum)
+
+    for call in (step, tf.function(step)):
+        for at in range(1 + rank):
+            gradient, total = call()
+            same(gradient, np.array([2.0, 4.0], "float32") * np.float32(size - at) / np.float32(size))
+            same(total, np.full(2, size - at, "float32"))
+        assert bps.join() == size - 1
+    same(bps.allreduce(tf.constant(rank), op=bps.Sum), np.int32(size * (size - 1) // 2))
+
+
 def main():
     tf.get_logger().setLevel("ERROR")  # the same function is traced for many types on purpose
     bps.init()

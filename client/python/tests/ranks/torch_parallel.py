@@ -307,6 +307,26 @@ def check_join_of_optimizers():
     del only_max
 
 
+def check_join_with_other_operations():
+    """A loop that averages its loss, too, and ends at another step on each rank."""
+    net = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.zeros_(net.weight)
+    optimizer = bps.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters())
+    for step in range(1 + 2 * bps.rank()):
+        trains = sum(1 + 2 * rank > step for rank in range(bps.size()))
+        optimizer.zero_grad()
+        net(torch.ones(1, 2)).sum().backward()
+        assert bps.push_pull(torch.ones(1), average=False, name="trains") == trains
+        optimizer.step()
+        assert bps.push_pull(torch.full((3,), 2.0), average=True)[1] == 2.0 * trains / bps.size()
+    assert bps.join() == bps.size() - 1
+    bps.broadcast_parameters(net.state_dict(), bps.size() - 1)
+    steps = range(2 * bps.size() - 1)
+    expected = -sum(sum(1 + 2 * rank > step for rank in range(bps.size())) for step in steps) / bps.size()
+    torch.testing.assert_close(net.weight.detach(), torch.full((1, 2), expected))
+    assert bps.allgather_object(bps.rank()) == list(range(bps.size()))
+
+
 class Scalar(torch.nn.Module):
     def __init__(self):
         super().__init__()
