@@ -88,6 +88,7 @@ class Gradients:
         self.n_joined = 0  # steps of others that this rank has added zeros to, in join()
         self.has_let_go = False
         self.settle = None  # a weakref.WeakMethod: ends what its owner has put off
+        self.each_step = None  # likewise: what its owner has all ranks do in a step, before their gradients
         self._parameters, self._name_of = parameters, name_of
         self._groups = groups
         self._digest = None  # of what the ranks have to have alike; None: to be made anew
@@ -647,11 +648,8 @@ class Gradients:
     # -- The end of training
 
     @_client.as_remembered
-    def join(self, each_step=None):
-        """Adds nothing to the others' steps, until no rank trains any more. The highest rank that took part last.
-
-        each_step: what else all ranks do in a step, before their gradients.
-        """
+    def join(self):
+        """Adds nothing to the others' steps, until no rank trains any more."""
         if self.op not in (Reduction.SUM, Reduction.AVERAGE):
             raise ValueError(f"join() would add zeros to a {self.op.name.lower()}: it needs op=Average or op=Sum")
         if not self._sends_notes():
@@ -665,11 +663,15 @@ class Gradients:
         self.look()
         self._agree()
         while True:
+            each_step = self.each_step and self.each_step()
             if each_step is not None:
                 each_step()
             if self._contribute_nothing().last is None:
                 break
             self.n_joined += 1
+
+    def last_to_train(self):
+        """After join(): the highest rank that took part in the last step, which all ranks know alike."""
         return _client.current().size - 1 if self.last_active is None else self.last_active
 
     @torch.no_grad()
@@ -754,7 +756,7 @@ def join_all():
         for thread in threads:
             thread.join()
         is_busy()
-        return max((each.last_active for each in live if each.last_active is not None), default=_client.current().size - 1)
+        return max((gradients.last_to_train() for gradients in live), default=_client.current().size - 1)
     own = [f".{gradients.prefix}" for gradients in live]
     return _join.join(start, is_busy, own, lambda: sum(gradients.n_joined for gradients in live) - before)
 

@@ -9,7 +9,7 @@ from .. import _client
 from .._horovod import check_process_set
 from .._library import Reduction
 from . import ops
-from ._gradients import Gradients
+from ._gradients import Gradients, join_all
 from .compression import Compression
 from .functions import broadcast_parameters
 
@@ -125,6 +125,7 @@ class DistributedDataParallel(torch.nn.Module):
             1.0,
             _buckets(trained, bucket_cap_mb * MB),
         )
+        self._gradients.each_step = weakref.WeakMethod(self._begin_step)
         if init_sync:
             self._broadcast_state(0)
 
@@ -159,6 +160,10 @@ class DistributedDataParallel(torch.nn.Module):
                 # Through .data, since a graph of an earlier forward pass may hold the buffer.
                 buffer.data.copy_(ops.from_moved(piece.view(place.shape), buffer.dtype))
 
+    def _begin_step(self):
+        if self.broadcast_buffers:
+            self._broadcast_buffers()
+
     # -- Passes
 
     def forward(self, *inputs, **options):
@@ -172,8 +177,8 @@ class DistributedDataParallel(torch.nn.Module):
             # As torch has it, the forward pass decides: no_sync() around it is what counts, unless the backward pass of one
             # before is still to come.
             self._gradients.listening = self._gradients.awaited = sends
-        if sends and self.broadcast_buffers:
-            self._broadcast_buffers()
+        if sends:
+            self._begin_step()
         if self.device is not None:
             inputs, options = _moved(inputs, self.device), _moved(options, self.device)
         return self.module(*inputs, **options)
@@ -197,8 +202,8 @@ class DistributedDataParallel(torch.nn.Module):
     def join(self, divide_by_initial_world_size=True, enable=True, throw_on_early_termination=False):
         """For ranks with unequal numbers of batches: around the training loop.
 
-        A rank that leaves the block adds zeros to the others' averages until all have left. Then everybody's parameters
-        and buffers become those of a rank that trained last.
+        A rank that leaves the block adds zeros to the others' averages until all have left, as join() of bps.torch does. Then
+        everybody's parameters and buffers become those of a rank that trained last.
         """
         if not divide_by_initial_world_size:
             raise ValueError("averages are over all ranks of the job: divide_by_initial_world_size=False is not there")
@@ -206,12 +211,9 @@ class DistributedDataParallel(torch.nn.Module):
             raise ValueError("throw_on_early_termination is not there: leave enable=True, and ranks may end early")
         yield
         if enable:
-            self._broadcast_state(self._join())
+            join_all()
+            self._broadcast_state(self._gradients.last_to_train())
 
-    def _join(self):
-        if not self.broadcast_buffers or not any(True for _ in self.module.named_buffers()):
-            return self._gradients.join()
-        return self._gradients.join(each_step=self._broadcast_buffers)
 
     def __getstate__(self):
         raise TypeError("a DistributedDataParallel cannot be pickled: save the state_dict() of its module")

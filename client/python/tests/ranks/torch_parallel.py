@@ -327,6 +327,26 @@ def check_join_with_other_operations():
     assert bps.allgather_object(bps.rank()) == list(range(bps.size()))
 
 
+def check_join_of_a_model_with_buffers():
+    """Beside what else the others sum, by the model's own join() and by that of all."""
+    for own in (True, False):
+        mine = bps.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+        with mine.join(enable=own):
+            for step in range(1 + bps.rank()):
+                optimizer.zero_grad()
+                loss = mine(torch.randn(4, 2)).square().sum()
+                trains = bps.push_pull(torch.ones(1), average=False, name="trains")
+                assert trains == bps.size() - step
+                loss.backward()
+                optimizer.step()
+        if own:
+            assert_alike(mine)
+        else:
+            assert bps.join() == bps.size() - 1
+        assert bps.push_pull(torch.ones(1), average=False) == bps.size()
+
+
 class Scalar(torch.nn.Module):
     def __init__(self):
         super().__init__()
