@@ -139,7 +139,7 @@ _public_ int bps_client_begun(struct bps_client *client, int64_t timeout_ms, str
 	return r;
 }
 
-/* One that is lost meanwhile has the next asked: session.c. */
+/* A daemon that is lost before it has answered has the next one asked: session.c. */
 static int tell(struct bps_client *client)
 {
 	struct client_follow *follow = &client->follow;
@@ -180,7 +180,7 @@ _public_ int bps_client_follow(struct bps_client *client, int follows, int idle)
 	status = follow->status;
 	if (!was_on)
 		follow_end(follow);
-	/* Before, as events may come ahead of the answer. */
+	/* Before the answer, as events may come ahead of it. */
 	follow->on = follows;
 	follow->idle = follows && idle;
 	follow->status = 0;
@@ -194,7 +194,7 @@ _public_ int bps_client_follow(struct bps_client *client, int follows, int idle)
 	} else if (!follows) {
 		follow_end(follow);
 	}
-	/* Who waits in bps_client_begun() is to see it. */
+	/* A thread that waits in bps_client_begun() is to see it. */
 	client_wake(client);
 	return r;
 }

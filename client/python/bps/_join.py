@@ -14,7 +14,7 @@ from ._library import SIZES, VARIABLE, Operation, Order, Reduction
 
 NAME = "bps.join"  # of what all ranks do in the end
 BARRIER = "bps:barrier"  # the library's name for barriers without one
-BUSY_MS = 10  # how long it waits for the others, while something of its own is under way
+BUSY_MS = 10  # how long it waits for the others at first, while something of its own is under way
 
 
 class _Memory:
@@ -64,7 +64,7 @@ class _Follower:
 
     def run(self, start, is_busy):
         """Until all ranks follow. start(): begins what this rank does beside; is_busy(): whether that is under way."""
-        idle = False
+        idle, wait_ms = False, BUSY_MS
         self.client.follow(True)
         try:
             start()
@@ -72,7 +72,8 @@ class _Follower:
                 if not idle and not is_busy() and not _ops.advance_open() and not self.client.is_busy():
                     self.client.follow(True, idle=True)
                     idle = True
-                begun = self.client.begun(_client.SLICE_MS if idle else BUSY_MS)
+                begun = self.client.begun(_client.SLICE_MS if idle else wait_ms)
+                wait_ms = min(2 * wait_ms, _client.SLICE_MS) if begun is None else BUSY_MS
                 if begun is ALL:
                     break
                 if begun is not None:

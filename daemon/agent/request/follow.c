@@ -85,7 +85,7 @@ static void tell_home(struct agent_job *job, const struct agent_begun *begun)
 		.len = (uint32_t)strlen(begun->name),
 	};
 
-	/* Of one that is lost the next hears of all that is open. */
+	/* A home that is lost is told nothing: the next one hears of all open rounds. */
 	if (home && peer_has(home, DATA_FEATURE_FOLLOW) && peer_notice(home, &header, begun->name))
 		peer_kill(home, "out of memory");
 }
@@ -105,7 +105,7 @@ void agent_follow_open(const struct agent_round *round)
 		tell(round);
 }
 
-/* Who has heard of a round of a tensor that nobody here had declared counts as one who has not: it is told once more. */
+/* A rank that has heard of a round of a tensor that nobody here had declared counts as one that has not: the round is told again. */
 static bool has_heard(const struct agent_round *round, const struct agent_member *member)
 {
 	const struct agent_tensor *tensor = round->tensor;
@@ -158,7 +158,7 @@ void agent_follow_begun(const struct agent_job *job, const struct data_header *h
 
 /* -- Who follows --------------------------------------------------------------------------------------------------- */
 
-/* All ranks here that follow hear that all do not, and will not. */
+/* All ranks here that follow hear that not all ranks will. */
 static void tell_over(const struct agent_job *job, const struct failure *how)
 {
 	for (uint32_t i = 0; job->following.n_here && i < job->layout.n_local; i++)
@@ -200,12 +200,12 @@ void agent_follow_heard(struct agent_job *job, const struct data_header *header,
 			tell_over(job, how);
 		return;
 	}
-	/* One that is resumed hears it before its ranks are back. */
+	/* A job that is resumed hears this before its ranks are back. */
 	following->n_elsewhere = header->n_following;
 	following->done = MAX(following->done, header->turn);
 	if (job->state != JOB_RUNNING)
 		return;
-	/* Also of as many: another home may say so. */
+	/* Also when the number is the same: another home may have said it. */
 	if (following->n_elsewhere && following->n_elsewhere >= before) {
 		agent_follow_look(job);
 		tell_open(job);

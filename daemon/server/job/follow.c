@@ -19,7 +19,7 @@ static bool can_be_told(const struct job_node *node)
 	return node->peer && !node->left && peer_has(node->peer, DATA_FEATURE_FOLLOW);
 }
 
-/* Who is not told, for want of memory, is not to go on as if he were. */
+/* A node that cannot be told, for want of memory, is not to go on as if it had been: its peer is lost. */
 static void notify(const struct job_node *node, const struct data_header *header,
 		   const void *payload)
 {
@@ -42,7 +42,7 @@ static void tell_over(const struct job *job, uint32_t to)
 		notify(&job->nodes[to], &header, over->text);
 }
 
-/* The first that is known stays. */
+/* The first reason that is known stays. */
 static void end(struct job *job, const struct failure *how)
 {
 	if (job->following.over.status)
@@ -68,7 +68,7 @@ static void tell_node(const struct job *job, uint32_t to)
 		notify(node, &header, NULL);
 }
 
-/* All nodes but one, or NODE_NONE. Those of one peer are one to it. */
+/* Tells all nodes but one, which may be NODE_NONE. Nodes of one peer are told once. */
 static void tell_all(const struct job *job, uint32_t but)
 {
 	struct speakers speakers;
@@ -91,7 +91,7 @@ static uint32_t count_idle(const struct job *job, uint64_t turn)
 	return n;
 }
 
-/* Whether all ranks are idle in the turn after the last of which that is known. */
+/* Whether more turns are done, now that a node has said something else than before. */
 static bool look_done(struct job *job, const struct node_following *before,
 		      const struct node_following *now)
 {
@@ -144,7 +144,7 @@ void follow_heard(struct job *job, uint32_t node, const struct data_header *head
 		end(job, how);
 }
 
-/* Without memory for them all are passed on. */
+/* Without memory for the table every round is passed on. */
 static bool was_told(struct job *job, const char *name, uint64_t round)
 {
 	struct job_following *following = &job->following;
@@ -201,7 +201,7 @@ void follow_begun(struct job *job, uint32_t from, const struct data_header *head
 		return;
 	memcpy(name, payload, header->len);
 	name[header->len] = '\0';
-	/* The home before may have told it otherwise. */
+	/* The home before this one may have told the node otherwise. */
 	if (job->following.n == job->nodes[from].following.n)
 		tell_node(job, from);
 	else if (!was_told(job, name, header->tensor_round))
@@ -213,7 +213,7 @@ void follow_attached(struct job *job, uint32_t node)
 	if (!job->home)
 		return;
 	set(job, node, (struct node_following){ 0 });
-	/* Another home may have told it of others, who do not follow any more. */
+	/* Another home may have told the node of others that do not follow any more. */
 	if (job->following.n || job->following.done || job->retention.resume)
 		tell_node(job, node);
 }

@@ -32,9 +32,9 @@ void follow_heard(struct job *job, uint32_t node, const struct data_header *head
 /* A node has begun a round: passed on to nodes with ranks that follow. */
 void follow_begun(struct job *job, uint32_t node, const struct data_header *header,
 		  const void *payload);
-/* A node has attached, perhaps by another process: that says anew who follows, and hears of the others. */
+/* A node has attached, perhaps by another process: the node says anew which of its ranks follow, and hears of the others. */
 void follow_attached(struct job *job, uint32_t node);
-/* A node has left the job, in which not all ranks will follow any more. */
+/* A node has left the job: not all ranks will follow any more. */
 void follow_left(struct job *job);
 /* A tensor's name is free: its rounds are to count from 1 once more. */
 void follow_forgotten(struct job *job);
