@@ -61,6 +61,15 @@ bool text_is_plain(const char *text, size_t len)
 	return true;
 }
 
+bool text_take_name(const void *text, size_t len, char *ret_name, size_t size)
+{
+	if (!len || len >= size || !text_is_plain(text, len))
+		return false;
+	memcpy(ret_name, text, len);
+	ret_name[len] = '\0';
+	return true;
+}
+
 void text_make_plain(char *text, size_t len)
 {
 	for (size_t at = 0; at < len;) {

@@ -9,5 +9,7 @@
 
 /* Whether all of a text may be shown. */
 bool text_is_plain(const char *text, size_t len);
+/* Copies a name from outside to size bytes, and ends it. Returns false when the name is empty, too long, or may not be shown. */
+bool text_take_name(const void *text, size_t len, char *ret_name, size_t size);
 /* Puts '?' in the place of each byte that may not be shown. */
 void text_make_plain(char *text, size_t len);

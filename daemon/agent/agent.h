@@ -279,17 +279,19 @@ struct agent_begun {
 	unsigned operation, reduction; /* operation 0: it has failed, and nobody knows any more */
 };
 
+/* What a member says of itself: agent_follow(). */
+struct agent_follow {
+	bool follows, idle;
+	uint64_t turn; /* the first, 1, or the one after the last of which all_follow() has come */
+};
+
 /*
  * The member has come to the end of its own work, and takes part in what others begin; or does not any more. begun() comes for
  * each round that is open, or begins, and to which it has not come. idle: nothing of its own is under way; all_follow() comes once
- * that is so of all ranks of the job in the same turn: the first, or the one after the last of which it has come. Returns 0;
+ * that is so of all ranks of the job in the same turn. Returns 0;
  * -ENOTCONN; -EINVAL in a job whose ranks do not all wait for one another; -EOPNOTSUPP where a server is of an older version; -EPIPE
  * when a rank has left; with words.
  */
-struct agent_follow {
-	bool follows, idle;
-	uint64_t turn;
-};
 int agent_follow(struct agent_member *member, const struct agent_follow *how,
 		 struct failure *failure);
 

@@ -361,6 +361,13 @@ int transport_peers(const struct transport *transport, struct transport_peer_inf
 /* Drops a peer that broke the rules; peer_lost() follows from the loop. A peer that is lost already takes it too,
  * and our own process is not dropped. */
 _cold_ void peer_kill(struct peer *peer, const char *why);
+/* A notice without which the peer would wait, or go on as if nothing were: one that cannot be sent, without memory, costs the peer. */
+static inline void peer_tell(struct peer *peer, const struct data_header *header,
+			     const void *payload)
+{
+	if (peer_notice(peer, header, payload))
+		peer_kill(peer, "out of memory");
+}
 
 /*
  * Answers a call. header: op, status and the echo fields that matter (cookie, magic, version are the transport's);

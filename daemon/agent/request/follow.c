@@ -86,8 +86,8 @@ static void tell_home(struct agent_job *job, const struct agent_begun *begun)
 	};
 
 	/* A home that is lost is told nothing: the next one hears of all open rounds. */
-	if (home && peer_has(home, DATA_FEATURE_FOLLOW) && peer_notice(home, &header, begun->name))
-		peer_kill(home, "out of memory");
+	if (home && peer_has(home, DATA_FEATURE_FOLLOW))
+		peer_tell(home, &header, begun->name);
 }
 
 static void tell(const struct agent_round *round)
@@ -138,7 +138,9 @@ static void tell_open(struct agent_job *job)
 void agent_follow_begun(const struct agent_job *job, const struct data_header *header,
 			const void *payload)
 {
-	struct agent_begun begun = {
+	char name[TENSOR_NAME_MAX + 1];
+	const struct agent_begun begun = {
+		.name = name,
 		.dtype = header->dtype,
 		.elements = header->elements,
 		.round = header->tensor_round,
@@ -146,13 +148,9 @@ void agent_follow_begun(const struct agent_job *job, const struct data_header *h
 		.operation = header->operation,
 		.reduction = header->reduction,
 	};
-	char name[TENSOR_NAME_MAX + 1];
 
-	if (job->state != JOB_RUNNING || !text_is_plain(payload, header->len))
+	if (job->state != JOB_RUNNING || !text_take_name(payload, header->len, name, sizeof(name)))
 		return;
-	memcpy(name, payload, header->len);
-	name[header->len] = '\0';
-	begun.name = name;
 	tell_here(job, agent_tensor_find(job, name), &begun);
 }
 

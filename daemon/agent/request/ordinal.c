@@ -144,17 +144,6 @@ static void on_timer(struct loop_timer *timer)
 	watch(job);
 }
 
-/* Returns false when it is no name. */
-static bool take_name(const struct data_header *header, const void *payload,
-		      char name[TENSOR_NAME_MAX + 1])
-{
-	if (!header->len || header->len > TENSOR_NAME_MAX || !text_is_plain(payload, header->len))
-		return false;
-	memcpy(name, payload, header->len);
-	name[header->len] = '\0';
-	return true;
-}
-
 void agent_ordinal_heard(struct agent_job *job, const struct data_header *header,
 			 const void *payload, const struct failure *how)
 {
@@ -168,7 +157,7 @@ void agent_ordinal_heard(struct agent_job *job, const struct data_header *header
 	if (how) {
 		(void)failure_set(&failure, -EILSEQ, "%s", how->text);
 		r = ordinals_differ(&job->order.ordinals, header->ordinal, &failure);
-	} else if (take_name(header, payload, name)) {
+	} else if (text_take_name(payload, header->len, name, sizeof(name))) {
 		r = ordinals_compare(&job->order.ordinals, header->ordinal, &operation, true);
 		if (r == ORDINALS_E_DIFFER || r == ORDINALS_E_KNOWN)
 			tell_differing(job, header->ordinal);

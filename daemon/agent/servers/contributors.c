@@ -109,9 +109,7 @@ static void say_offered(struct agent_server *server)
 
 	if (!server->attached || server->n_pending || job->state == JOB_OVER)
 		return;
-	/* It would wait for that. */
-	if (peer_notice(server->send_queue->peer, &header, NULL))
-		peer_kill(server->send_queue->peer, "out of memory");
+	peer_tell(server->send_queue->peer, &header, NULL);
 }
 
 void agent_contributors_attached(struct agent_job *job, size_t number)

@@ -66,8 +66,8 @@ static void notice(const struct agent_job *job, unsigned op, uint64_t key)
 		.node = job->shape.node,
 	};
 
-	if (home && peer_notice(home, &header, NULL))
-		peer_kill(home, "out of memory");
+	if (home)
+		peer_tell(home, &header, NULL);
 }
 
 void agent_names_keep(const struct agent_job *job, uint64_t key)

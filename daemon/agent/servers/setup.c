@@ -253,8 +253,8 @@ void agent_setup_follow(struct agent_job *job)
 		.len = left->status ? (uint32_t)strnlen(left->text, ERROR_TEXT_MAX) : 0,
 	};
 
-	if (home && peer_has(home, DATA_FEATURE_FOLLOW) && peer_notice(home, &header, left->text))
-		peer_kill(home, "out of memory");
+	if (home && peer_has(home, DATA_FEATURE_FOLLOW))
+		peer_tell(home, &header, left->text);
 }
 
 /* A server ends what this node has contributed alone, or the round of all. */

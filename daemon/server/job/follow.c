@@ -19,14 +19,6 @@ static bool can_be_told(const struct job_node *node)
 	return node->peer && !node->left && peer_has(node->peer, DATA_FEATURE_FOLLOW);
 }
 
-/* A node that cannot be told, for want of memory, is not to go on as if it had been: its peer is lost. */
-static void notify(const struct job_node *node, const struct data_header *header,
-		   const void *payload)
-{
-	if (peer_notice(node->peer, header, payload))
-		peer_kill(node->peer, "out of memory");
-}
-
 static void tell_over(const struct job *job, uint32_t to)
 {
 	const struct failure *over = &job->following.over;
@@ -39,7 +31,7 @@ static void tell_over(const struct job *job, uint32_t to)
 	};
 
 	if (can_be_told(&job->nodes[to]))
-		notify(&job->nodes[to], &header, over->text);
+		peer_tell(job->nodes[to].peer, &header, over->text);
 }
 
 /* The first reason that is known stays. */
@@ -65,7 +57,7 @@ static void tell_node(const struct job *job, uint32_t to)
 	};
 
 	if (can_be_told(node))
-		notify(node, &header, NULL);
+		peer_tell(node->peer, &header, NULL);
 }
 
 /* Tells all nodes but one, which may be NODE_NONE. Nodes of one peer are told once. */
@@ -176,7 +168,7 @@ static void pass_on(const struct job *job, uint32_t from, struct data_header *be
 		    !speakers_meet(&speakers, node->peer))
 			continue;
 		begun->node = i;
-		notify(node, begun, name);
+		peer_tell(node->peer, begun, name);
 	}
 	speakers_done(&speakers);
 }
@@ -197,10 +189,8 @@ void follow_begun(struct job *job, uint32_t from, const struct data_header *head
 	};
 	char name[TENSOR_NAME_MAX + 1];
 
-	if (!job->home || !text_is_plain(payload, header->len))
+	if (!job->home || !text_take_name(payload, header->len, name, sizeof(name)))
 		return;
-	memcpy(name, payload, header->len);
-	name[header->len] = '\0';
 	/* The home before this one may have told the node otherwise. */
 	if (job->following.n == job->nodes[from].following.n)
 		tell_node(job, from);

@@ -403,9 +403,7 @@ static void tell(struct job *job, struct peer *peer)
 		.len = (uint32_t)strlen(job->failure.text),
 	};
 
-	/* It has to learn of it one way or the other. */
-	if (peer_notice(peer, &header, job->failure.text))
-		peer_kill(peer, "out of memory");
+	peer_tell(peer, &header, job->failure.text);
 }
 
 void job_fail(struct job *job, const struct failure *failure, const struct peer *except)

@@ -135,11 +135,8 @@ void ordinal_heard(struct job *job, uint32_t node, const struct data_header *hea
 {
 	char name[TENSOR_NAME_MAX + 1];
 
-	if (header->status) {
+	if (header->status)
 		differ(job, node, header, payload);
-	} else if (header->len < sizeof(name) && text_is_plain(payload, header->len)) {
-		memcpy(name, payload, header->len);
-		name[header->len] = '\0';
+	else if (text_take_name(payload, header->len, name, sizeof(name)))
 		compare(job, node, header, name);
-	}
 }

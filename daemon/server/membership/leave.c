@@ -73,9 +73,7 @@ static void tell(const struct job *job, uint32_t to, uint32_t node)
 		.left_node = node,
 	};
 
-	/* It has to learn of it one way or the other. */
-	if (peer_notice(job->nodes[to].peer, &header, NULL))
-		peer_kill(job->nodes[to].peer, "out of memory");
+	peer_tell(job->nodes[to].peer, &header, NULL);
 }
 
 /* Each that is here, also those of one peer: ranks that are nodes of their own. */
