@@ -279,9 +279,9 @@ int call_follow(struct bps_client *client, struct client_call *call)
 	Bps__Control__Follow follow = BPS__CONTROL__FOLLOW__INIT;
 	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
 
-	follow.follows = client->follow.on;
-	/* All were: the next turn has begun, in which this rank is not yet. */
-	follow.has_idle = follow.idle = client->follow.idle && !client->follow.all;
+	follow.follows = client->follow.said.on;
+	/* Once all were, the turn is the next one, in which this rank is not idle yet. */
+	follow.has_idle = follow.idle = client->follow.said.idle && !client->follow.said.all;
 	follow.turn = client->follow.n_all + 1;
 	request.body_case = BPS__CONTROL__REQUEST__BODY_FOLLOW;
 	request.follow = &follow;

@@ -33,7 +33,7 @@ void follow_end(struct client_follow *follow)
 
 	while ((entry = TAILQ_FIRST(&follow->begun)))
 		drop(follow, entry);
-	follow->on = follow->idle = follow->all = false;
+	follow->said = (struct follow_said){ 0 };
 }
 
 void follow_hear_begun(struct bps_client *client, const struct bps_begun *begun, uint64_t first)
@@ -41,7 +41,7 @@ void follow_hear_begun(struct bps_client *client, const struct bps_begun *begun,
 	struct client_follow *follow = &client->follow;
 	struct follow_begun *entry;
 
-	if (!follow->on)
+	if (!follow->said.on)
 		return;
 	entry = follow->n_begun < BEGUN_MAX ? malloc(sizeof(*entry)) : NULL;
 	if (!entry) {
@@ -60,42 +60,44 @@ void follow_hear_all(struct bps_client *client, uint64_t turn, int status, const
 {
 	struct client_follow *follow = &client->follow;
 
-	if (!follow->on || turn != follow->n_all + 1)
+	if (!follow->said.on || turn != follow->n_all + 1)
 		return;
 	if (status) {
-		follow->status = status;
+		follow->said.status = status;
 		(void)snprintf(follow->text, sizeof(follow->text), "%s", text);
-	} else if (follow->idle) {
-		follow->all = true;
+	} else if (follow->said.idle) {
+		follow->said.all = true;
 		follow->n_all++;
 	}
 }
 
 /*
- * The first that is the next round of its tensor here, or tells that this one has failed; what is submitted already goes. Returns 1
- * with it; or 0.
+ * The first that is the next round of its tensor here, or tells that this one has failed; what was submitted since goes. Returns whether
+ * there is one.
  */
-static int find_next(struct bps_client *client, struct bps_begun *ret)
+static bool find_next(struct bps_client *client, struct bps_begun *ret)
 {
 	struct client_follow *follow = &client->follow;
 	struct follow_begun *entry = TAILQ_FIRST(&follow->begun), *next;
 
 	for (; entry; entry = next) {
 		uint64_t round = tensor_rounds(client, entry->begun.name) + 1;
+		bool is_due = entry->begun.round == round;
+		bool has_failed = entry->begun.round > round && round < entry->first;
 
 		next = TAILQ_NEXT(entry, link);
-		*ret = entry->begun;
+		if (is_due || has_failed)
+			*ret = entry->begun;
 		if (entry->begun.round <= round)
 			drop(follow, entry);
-		if (ret->round == round)
-			return 1;
-		if (ret->round > round && round < entry->first) {
+		if (has_failed) {
 			ret->round = round;
 			ret->operation = ret->reduction = 0;
-			return 1;
 		}
+		if (is_due || has_failed)
+			return true;
 	}
-	return 0;
+	return false;
 }
 
 /* 1: an operation; 0: none will come; -EAGAIN; or how the job or the client has failed, with the text set. */
@@ -108,12 +110,12 @@ static int look(struct bps_client *client, struct bps_begun *ret)
 	r = r ?: job_check(client);
 	if (r)
 		return r;
-	if (client->follow.status)
-		return error_set(client->follow.status, "%s", client->follow.text);
-	if (!client->follow.on)
+	if (client->follow.said.status)
+		return error_set(client->follow.said.status, "%s", client->follow.text);
+	if (!client->follow.said.on)
 		return error_set(-ECANCELED, "this rank does not follow the others");
 	if (!find_next(client, &begun))
-		return client->follow.all ? 0 : -EAGAIN;
+		return client->follow.said.all ? 0 : -EAGAIN;
 	begun.size = MIN(ret->size, sizeof(begun));
 	memcpy(ret, &begun, begun.size);
 	return 1;
@@ -160,8 +162,7 @@ static int tell(struct bps_client *client)
 _public_ int bps_client_follow(struct bps_client *client, int follows, int idle)
 {
 	struct client_follow *follow;
-	bool was_on, was_idle, were_all;
-	int status;
+	struct follow_said before;
 	int r;
 
 	r = client_check(client);
@@ -174,26 +175,19 @@ _public_ int bps_client_follow(struct bps_client *client, int follows, int idle)
 	r = r ?: job_check(client);
 	if (r)
 		return r;
-	was_on = follow->on;
-	was_idle = follow->idle;
-	were_all = follow->all;
-	status = follow->status;
-	if (!was_on)
+	before = follow->said;
+	if (!before.on)
 		follow_end(follow);
 	/* Before the answer, as events may come ahead of it. */
-	follow->on = follows;
-	follow->idle = follows && idle;
-	follow->status = 0;
-	follow->all &= follow->idle;
+	follow->said.on = follows;
+	follow->said.idle = follows && idle;
+	follow->said.all &= follow->said.idle;
+	follow->said.status = 0;
 	r = tell(client);
-	if (r) {
-		follow->on = was_on;
-		follow->idle = was_idle;
-		follow->all = were_all;
-		follow->status = status;
-	} else if (!follows) {
+	if (r)
+		follow->said = before;
+	else if (!follows)
 		follow_end(follow);
-	}
 	/* A thread that waits in bps_client_begun() is to see it. */
 	client_wake(client);
 	return r;

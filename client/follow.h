@@ -6,13 +6,18 @@
 
 struct follow_begun;
 
+/* What bps_client_follow() says; of one that is refused it stays as it was. */
+struct follow_said {
+	bool on, idle; /* as the daemon is told, also the next one */
+	bool all; /* all ranks of the job do and are, and this rank has not said since that it follows */
+	int status; /* why they never will, or why the next daemon lets no rank follow; or 0 */
+};
+
 struct client_follow {
-	bool on, idle;	/* as the daemon is told, also the next one */
+	struct follow_said said;
+	char text[ERROR_TEXT_MAX + 1]; /* of said.status */
 	uint64_t n_all; /* how often all ranks of the job have followed, and were idle */
-	bool all;	/* they do now, and this rank has not said since that it follows */
 	bool offered;	/* the daemon has CONTROL_FEATURE_FOLLOW */
-	int status;	/* why they never will, or why the next daemon lets no rank follow; or 0 */
-	char text[ERROR_TEXT_MAX + 1];
 	struct client_call call;
 	struct client_call again; /* said to the next daemon, which nobody waits for */
 	TAILQ_HEAD(, follow_begun)
@@ -26,9 +31,8 @@ void follow_end(struct client_follow *follow);
 /* The same, out of the job. What was known goes when a rank follows again, or with the client. */
 static inline void follow_leave(struct client_follow *follow)
 {
-	follow->on = follow->idle = follow->all = false;
+	follow->said = (struct follow_said){ 0 };
 	follow->n_all = 0;
-	follow->status = 0;
 }
 /* The daemon's events. */
 /* first: rounds of the tensor before this one, which this rank has not submitted, have failed. */

@@ -315,9 +315,9 @@ static void session_follow_refused(struct bps_client *client, struct client_call
 {
 	struct client_follow *follow = &client->follow;
 
-	if (!call->status || !follow->on)
+	if (!call->status || !follow->said.on)
 		return;
-	follow->status = call->status;
+	follow->said.status = call->status;
 	(void)snprintf(follow->text, sizeof(follow->text), "%s", call->text);
 }
 
@@ -328,7 +328,7 @@ static int session_follow(struct bps_client *client)
 
 	if (follow->call.pending)
 		return call_follow(client, &follow->call);
-	if ((!follow->on && !follow->n_all) || !follow->offered || !job_is_held(client))
+	if ((!follow->said.on && !follow->n_all) || !follow->offered || !job_is_held(client))
 		return 0;
 	call_forget(client, &follow->again);
 	follow->again = (struct client_call){ .answered = session_follow_refused };
@@ -393,7 +393,7 @@ static int session_return(struct bps_client *client)
 		job_discontinue(client, -ECONNRESET,
 				"the daemon that came after another is of a version that takes no "
 				"input of another type than its tensor's, as one under way has");
-	if (job_is_held(client) && client->follow.on && !client->follow.offered)
+	if (job_is_held(client) && client->follow.said.on && !client->follow.offered)
 		job_discontinue(client, -ECONNRESET,
 				"the daemon that came after another is of a version that knows no "
 				"rank that follows the others, as this one does");

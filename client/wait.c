@@ -241,7 +241,8 @@ static bool may_wait_on_futex(const struct bps_client *client)
 	return client->session.state == SESSION_READY && client->requests.n_posted &&
 	       !client->waiting.slept_in_vain && !client->waiting.fd_used &&
 	       TAILQ_EMPTY(&client->calls.list) && TAILQ_EMPTY(&client->calls.outbox) &&
-	       !client->follow.on && client->session.hello.answer.features & CONTROL_FEATURE_FUTEX;
+	       !client->follow.said.on &&
+	       client->session.hello.answer.features & CONTROL_FEATURE_FUTEX;
 }
 
 /* Returns what there is to look at. */
