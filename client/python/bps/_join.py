@@ -25,32 +25,27 @@ class _Memory:
     def __init__(self, client):
         self._client = client
         self._zeros = None
-        self._free = {}  # by length, a power of two: buffers
+        self._free = {}  # by length: buffers
         self._used = collections.deque()  # (request, buffer), in the order of their submission
 
-    def zeros(self, dtype, count):
-        length = SIZES[dtype] * count
+    def spans(self, dtype, count):
+        """(zeros, room for the result)"""
+        if not count:
+            return _ops.Span(0, dtype, 0), _ops.Span(0, dtype, 0)
+        length = 1 << (SIZES[dtype] * count - 1).bit_length()
         if self._zeros is None or len(self._zeros) < length:
-            self._zeros = self._new(length)
-        return _ops.Span(ctypes.addressof(self._zeros), dtype, count, self._zeros)
+            self._zeros = Arena.buffer(self._client, length)
+        free = self._free.get(length)
+        result = free.pop() if free else Arena.buffer(self._client, length)
+        return tuple(_ops.Span(ctypes.addressof(buffer), dtype, count, buffer) for buffer in (self._zeros, result))
 
-    def result(self, dtype, count):
-        free = self._free.get(self._length(SIZES[dtype] * count))
-        buffer = free.pop() if free else self._new(SIZES[dtype] * count)
-        return _ops.Span(ctypes.addressof(buffer), dtype, count, buffer)
-
-    def used(self, request, span):
-        self._used.append((request, span.owner))
+    def used(self, request, result):
+        """result: the span of a request that is under way; of those that have ended it is free again."""
+        if result.owner is not None:
+            self._used.append((request, result.owner))
         while self._used and self._used[0][0].poll():
             _, buffer = self._used.popleft()
             self._free.setdefault(len(buffer), []).append(buffer)
-
-    def _new(self, length):
-        return Arena.buffer(self._client, self._length(length))
-
-    @staticmethod
-    def _length(length):
-        return 1 << max(length - 1, 0).bit_length()
 
 
 class _Follower:
@@ -120,7 +115,7 @@ class _Follower:
                 raise
 
     def _submit(self, name, begun, operation, reduction, count):
-        source, target = self._memory.zeros(begun.dtype, count), self._memory.result(begun.dtype, count)
+        source, target = self._memory.spans(begun.dtype, count)
         more = {"reduction": reduction, "round": begun.round}
         request = _ops.submit(self.client, name, begun.elements, source, target, operation, **more)
         self._memory.used(request, target)

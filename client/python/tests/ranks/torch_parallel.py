@@ -347,6 +347,22 @@ def check_join_of_a_model_with_buffers():
         assert bps.push_pull(torch.ones(1), average=False) == bps.size()
 
 
+def check_join_beside_a_process_set():
+    """What a rank has under way in a set goes on, too, while it has joined; that of all ranks with its name is refused."""
+    if bps.size() < 3:  # on two ranks, 0 and 1 are the set of all
+        return
+    both, x = bps.add_process_set([0, 1]), torch.ones(2)
+    under_way = bps.allgather_async(x, process_set=both) if bps.rank() == 1 else None
+    if bps.rank() != 1:
+        expect(bps.BpsError, "rank 1 has joined", lambda: bps.allgather(x))
+    if bps.rank() == 0:
+        assert len(bps.allgather(x, process_set=both)) == 4
+    bps.join()
+    if under_way is not None:
+        assert len(under_way.wait()) == 4
+    bps.remove_process_set(both)
+
+
 class Scalar(torch.nn.Module):
     def __init__(self):
         super().__init__()
