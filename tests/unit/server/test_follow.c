@@ -79,42 +79,33 @@ static void expect_own(unsigned end, const struct data_header *header)
 	ASSERT_TRUE(header->node == end || header->node >= FAR_ENDS);
 }
 
-/* What has come to all of three ends, since the last that has looked. */
+/* What has come to all of three ends, since the last that has looked: their number, and the last of them. */
+#define EXPECT_TOLD(far, n, header, a, b, c)                           \
+	do {                                                           \
+		const unsigned expected[] = { a, b, c };               \
+                                                                       \
+		for (unsigned i = 0; i < ARRAY_SIZE(expected); i++) {  \
+			ASSERT_EQ((far)->told[i].n, expected[i]);      \
+			if ((far)->told[i].n)                          \
+				expect_own(i, &(far)->told[i].header); \
+			(far)->told[i].n = 0;                          \
+		}                                                      \
+	} while (0)
+
 static void expect_counts(struct far *far, unsigned a, unsigned b, unsigned c)
 {
-	ASSERT_EQ(far->told[0].n_counts, a);
-	ASSERT_EQ(far->told[1].n_counts, b);
-	ASSERT_EQ(far->told[2].n_counts, c);
-	for (unsigned i = 0; i < 3; i++) {
-		if (far->told[i].n_counts)
-			expect_own(i, &far->told[i].counts);
-		far->told[i].n_counts = 0;
-	}
+	EXPECT_TOLD(far, n_counts, counts, a, b, c);
 }
 
 static void expect_begun(struct far *far, unsigned a, unsigned b, unsigned c)
 {
-	ASSERT_EQ(far->told[0].n_begun, a);
-	ASSERT_EQ(far->told[1].n_begun, b);
-	ASSERT_EQ(far->told[2].n_begun, c);
-	for (unsigned i = 0; i < 3; i++) {
-		if (far->told[i].n_begun)
-			expect_own(i, &far->told[i].begun);
-		far->told[i].n_begun = 0;
-	}
+	EXPECT_TOLD(far, n_begun, begun, a, b, c);
 }
 
-/* That never all will follow has come to all of three ends, since the last that has looked. */
+/* That never all will follow. */
 static void expect_over(struct far *far, unsigned a, unsigned b, unsigned c)
 {
-	ASSERT_EQ(far->told[0].n_over, a);
-	ASSERT_EQ(far->told[1].n_over, b);
-	ASSERT_EQ(far->told[2].n_over, c);
-	for (unsigned i = 0; i < 3; i++) {
-		if (far->told[i].n_over)
-			expect_own(i, &far->told[i].over);
-		far->told[i].n_over = 0;
-	}
+	EXPECT_TOLD(far, n_over, over, a, b, c);
 }
 
 /* That nobody follows yet need not be told, but may be. */
