@@ -331,7 +331,8 @@ int bps_client_status(struct bps_client *client, struct bps_status *ret);
  * way of what it had submitted before: once all ranks of the job have said so, there is nothing more to come. Waits for the daemon
  * alone. A daemon that is restarted learns of it, and nothing is told twice. Fails with -EINVAL (the ranks of the job do not all
  * wait for one another: it is elastic, has a quorum or is asynchronous), -EOPNOTSUPP (a daemon of an older version), -EBUSY
- * (another thread says so), -EPIPE (a rank has left the job), -ENOTCONN. Over several nodes daemons of an older version tell nothing of what their ranks begin.
+ * (another thread says so), -EPIPE (a rank has left the job), -ENOTCONN. Over several nodes daemons of an older version tell
+ * nothing of what their ranks begin.
  */
 int bps_client_follow(struct bps_client *client, int follows, int idle);
 

@@ -25,9 +25,10 @@ struct agent_sweep {
 };
 
 /*
- * Something has happened to the job that rounds end by, or are to be told of (following.tells_open): it is over, a rank has left it, a tensor of it has failed, time has
- * passed. Each open round is brought in line with that, once from now on, in steps in later turns of the loop; the job is
- * held meanwhile. Members of a job that has failed are told first, one in a step. A round that the sweep has not come to goes on as before: between what has happened and that nothing new
+ * Something has happened to the job that rounds end by: it is over, a rank has left it, a tensor of it has failed, time has
+ * passed. Or a rank begins to follow the others, and is told of open rounds (following.tells_open). Each open round is brought in line
+ * with that, once from now on, in steps in later turns of the loop; the job is held meanwhile. Members of a job that has failed are
+ * told first, one in a step. A round that the sweep has not come to goes on as before: between what has happened and that nothing new
  * is submitted to a job that is over or left, and a round of a job that is over does not end well.
  */
 void agent_sweep(struct agent_job *job);
