@@ -67,7 +67,7 @@ static void client_disconnect(struct bps_client *client)
 	client->frame = NULL;
 	free(client->memory.by_address);
 	client->memory.by_address = NULL;
-	client->memory.n = client->memory.room = 0;
+	client->memory.n = client->memory.capacity = 0;
 }
 
 static struct bps_client *client_abandon(struct bps_client *client)
@@ -225,7 +225,7 @@ _public_ int bps_client_open(const struct bps_open_params *params, struct bps_cl
 /* error: of what the process is about to end, or NULL. */
 static void client_end(struct bps_client *client, const char *error)
 {
-	char told[LEAVE_ERROR_MAX + 1];
+	char copy[LEAVE_ERROR_MAX + 1];
 
 	/* In a child there is nothing that could be touched safely. */
 	if (!client || client_check(client))
@@ -233,8 +233,8 @@ static void client_end(struct bps_client *client, const char *error)
 
 	client_lock(client);
 	if (error) {
-		(void)snprintf(told, sizeof(told), "%s", error);
-		client->job.error = told;
+		(void)snprintf(copy, sizeof(copy), "%s", error);
+		client->job.error = copy;
 	}
 	(void)job_leave(client, client_now_ns() + LEAVE_NS);
 	client->job.error = NULL;

@@ -534,15 +534,15 @@ void cuda_memory_free(struct bps_memory *memory)
 {
 	struct bps_client *client = memory->client;
 	struct cuda_memory *cuda = memory->cuda;
-	bool told = memory->number && !client->failure;
+	bool registered = memory->number && !client->failure;
 
-	if (told && cuda->ours && cuda->kind == MEMORY_CUDA_IPC) {
+	if (registered && cuda->ours && cuda->kind == MEMORY_CUDA_IPC) {
 		memory->share = (struct client_call){ .answered = arena_unshared };
 		if (!call_unshare(client, &memory->share, memory->number))
 			return;
-		told = false;
+		registered = false;
 	}
-	if (told)
+	if (registered)
 		(void)call_unshare(client, NULL, memory->number);
 	if (cuda->ours)
 		arena_unmap(client->cuda->api, memory);

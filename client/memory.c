@@ -221,16 +221,16 @@ struct bps_memory *memory_find(struct bps_client *client, const void *data, size
 
 static int memory_reserve_entry(struct bps_client *client)
 {
-	size_t room = MAX(client->memory.room * 2, (size_t)16);
+	size_t capacity = MAX(client->memory.capacity * 2, (size_t)16);
 	struct bps_memory **memories;
 
-	if (client->memory.n < client->memory.room)
+	if (client->memory.n < client->memory.capacity)
 		return 0;
-	memories = reallocarray(client->memory.by_address, room, sizeof(struct bps_memory *));
+	memories = reallocarray(client->memory.by_address, capacity, sizeof(struct bps_memory *));
 	if (!memories)
 		return error_set(-ENOMEM, "out of memory");
 	client->memory.by_address = memories;
-	client->memory.room = room;
+	client->memory.capacity = capacity;
 	return 0;
 }
 

@@ -60,7 +60,7 @@ struct client_memory {
 	uint32_t next;
 	TAILQ_HEAD(, bps_memory) shared; /* all, the staging area's too */
 	struct bps_memory **by_address;	 /* of the caller */
-	size_t n, room;
+	size_t n, capacity;
 	struct staging staging;
 };
 

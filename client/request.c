@@ -442,20 +442,20 @@ static inline struct bps_request *request_of(const struct bps_client *client, ui
  * What it takes to look at the requests to come and to end them, the nearer the more: each has what
  * the one before it led to.
  */
-static _fetches_ void harvest_fetch(const struct bps_client *client, int64_t n_left, uint64_t n)
+static _fetches_ void harvest_fetch(const struct bps_client *client, int64_t n_ahead, uint64_t n)
 {
 	const struct shm_header *header = client->shm;
 	const struct bps_request *request;
 	uint16_t slot;
 
-	if (n_left > FETCH_SLOT) {
+	if (n_ahead > FETCH_SLOT) {
 		slot = header->order[(n + FETCH_SLOT) % SHM_ORDER];
 		__builtin_prefetch(&shm_slots(client->shm)[slot % SHM_SLOTS]);
 		__builtin_prefetch(&client->ring.of_slot[slot % SHM_SLOTS]);
 	}
-	if (n_left > FETCH_REQUEST && (request = request_of(client, n + FETCH_REQUEST)))
+	if (n_ahead > FETCH_REQUEST && (request = request_of(client, n + FETCH_REQUEST)))
 		fetch_to_write(request, 3 * CACHE_LINE);
-	if (n_left > FETCH_TENSOR && (request = request_of(client, n + FETCH_TENSOR)))
+	if (n_ahead > FETCH_TENSOR && (request = request_of(client, n + FETCH_TENSOR)))
 		fetch_to_write(request->tensor, CACHE_LINE);
 }
 

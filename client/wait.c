@@ -326,7 +326,7 @@ static bool spin_pays(const struct bps_client *client, int64_t now_ns)
 	/* With a leader it is his to look; the daemon rings for him. */
 	return client->spin_ns && !client->waiting.leading &&
 	       client->session.state == SESSION_READY &&
-	       allowance_left(&client->waiting.allowance, now_ns);
+	       allowance_remains(&client->waiting.allowance, now_ns);
 }
 
 bool client_spin(struct bps_client *client, struct bps_request *request,

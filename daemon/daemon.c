@@ -722,7 +722,7 @@ struct daemon *daemon_free(struct daemon *daemon)
 	if (daemon->server)
 		server_close(daemon->server);
 	/*
-	 * Sums read memory that calls within this process have lent; closing the transport gives it
+	 * Sums read memory that calls within this process have given; closing the transport gives it
 	 * back.
 	 */
 	while (daemon->pool && pool_pending(daemon->pool) && !loop_turn(daemon->loop, -1))

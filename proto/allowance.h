@@ -25,7 +25,7 @@ static inline int64_t allowance_debt_ns(const struct allowance *a, int64_t now_n
 }
 
 /* Whether one may look. */
-static inline bool allowance_left(const struct allowance *a, int64_t now_ns)
+static inline bool allowance_remains(const struct allowance *a, int64_t now_ns)
 {
 	return allowance_debt_ns(a, now_ns) <= ALLOWANCE_AT_ONCE_NS;
 }

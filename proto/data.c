@@ -584,14 +584,15 @@ static const char *check_body(const struct data_header *h)
 static bool flags_valid(const struct data_header *h)
 {
 	unsigned again = h->op == DATA_PUSH ? DATA_FLAG_AGAIN : 0;
-	unsigned flags = h->flags & (DATA_FLAG_MOVED | DATA_FLAG_HAD);
+	unsigned flags = h->flags & (DATA_FLAG_MOVED | DATA_FLAG_ARRIVED);
 
 	if (!(h->flags & ~again) || (h->op == DATA_RESULT && h->flags == DATA_FLAG_KEPT))
 		return !h->moved;
 	if ((h->op != DATA_PUSH && h->op != DATA_PULL) ||
 	    (h->flags & (DATA_FLAG_KEPT | (DATA_FLAG_AGAIN & ~again))))
 		return false;
-	return flags == DATA_FLAG_MOVED || (flags == (DATA_FLAG_MOVED | DATA_FLAG_HAD) && !h->len);
+	return flags == DATA_FLAG_MOVED ||
+	       (flags == (DATA_FLAG_MOVED | DATA_FLAG_ARRIVED) && !h->len);
 }
 
 static const char *check_header(const struct data_header *h)

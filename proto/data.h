@@ -117,7 +117,7 @@ enum data_op {
 	 * forgotten key: a server does once all nodes have said so.
 	 */
 	DATA_HAVE = 43,
-	DATA_LEFT = 44, /* either way: left_node has left in good order */
+	DATA_LEFT = 44, /* either way: departed_node has left in good order */
 	/* Either way: small PUSHes, or small RESULTs, in one message: data_packed. */
 	DATA_PACK = 45,
 	/* Server to agent: its process is about to end, and nodes have left the job. DATA_IDLE is to come when it may. */
@@ -162,7 +162,7 @@ enum data_op {
  * counts as new, unless its payload had arrived and is not sent again: then it is lost, and the answer an error, ENETRESET.
  */
 #define DATA_FLAG_MOVED	     1u
-#define DATA_FLAG_HAD	     2u /* with MOVED: the payload had arrived; len is 0 */
+#define DATA_FLAG_ARRIVED    2u /* with MOVED: the payload had arrived; len is 0 */
 #define DATA_FLAG_AGAIN	     4u /* in PUSH: it may have come before, on a connection that broke */
 #define DATA_FLAG_RAIL_SHIFT 3
 #define DATA_FLAG_LAST_SHIFT 9
@@ -227,15 +227,15 @@ struct data_header {
 			tensor_round; /* ORDINAL, _BEGUN: the round of the tensor that the payload names */
 	};
 	union {
-		uint64_t round;	       /* n-th operation on this tensor, from 1 */
-		uint64_t ordinal;      /* ORDINAL: n-th operation of each rank, from 1 */
-		uint64_t up_to;	       /* ACK, RELEASE: results numbered 1 to this */
-		uint64_t n_offers;     /* OFFERED: so many were made */
-		uint64_t n_newcomers;  /* NEWCOMERS */
-		uint64_t tells_others; /* LEAVE: 1: the receiver is to tell the other nodes */
-		uint64_t left_node;    /* LEFT: number of the node that has left */
-		uint64_t turn;	       /* _FOLLOW */
-		uint64_t first_round;  /* _BEGUN: the oldest of the tensor that is open there */
+		uint64_t round;		/* n-th operation on this tensor, from 1 */
+		uint64_t ordinal;	/* ORDINAL: n-th operation of each rank, from 1 */
+		uint64_t up_to;		/* ACK, RELEASE: results numbered 1 to this */
+		uint64_t n_offers;	/* OFFERED: so many were made */
+		uint64_t n_newcomers;	/* NEWCOMERS */
+		uint64_t tells_others;	/* LEAVE: 1: the receiver is to tell the other nodes */
+		uint64_t departed_node; /* LEFT: number of the node that has left */
+		uint64_t turn;		/* _FOLLOW */
+		uint64_t first_round;	/* _BEGUN: the oldest of the tensor that is open there */
 	};
 	uint32_t epoch; /* view in which the sender chose this receiver */
 	uint32_t node;	/* the contributing node's number in the job */
@@ -558,16 +558,16 @@ static_assert(sizeof(struct data_hello) == 152, "data_hello is wire format");
  * one whom the other shook hands with. PUSH, PULL and their answers then take these connections.
  *
  * A message is a SEND of a data_rdma, and for RDMA_MESSAGE of a data_header and a payload up to DATA_RDMA_EAGER behind
- * it. A longer payload goes by an RDMA WRITE: that of a result into the room that its call named, before the message, which
+ * it. A longer payload goes by an RDMA WRITE: that of a result into the target that its call named, before the message, which
  * says DATA_RDMA_WRITTEN; any other into the memory of the RDMA_GRANT that answers its message, before an RDMA_PLACED. Each
  * SEND uses up one of the other side's posted receives; `credits` says how many were posted anew.
  *
  * A key with DATA_RDMA_WINDOW is that of a memory window, which opens those bytes alone, to this connection alone, once: the
- * answer to the call that named a room, whatever it is, and the RDMA_PLACED are SENDs WITH INVALIDATE of that key. Who
+ * answer to the call that named a target, whatever it is, and the RDMA_PLACED are SENDs WITH INVALIDATE of that key. Who
  * opened it takes neither without.
  */
 enum data_rdma_kind {
-	RDMA_MESSAGE = 1, /* address, key, len: room for a result, or 0 */
+	RDMA_MESSAGE = 1, /* address, key, len: the target of a result, or 0 */
 	RDMA_GRANT = 2,	 /* cookie: of the message whose payload goes to address, key, len; place */
 	RDMA_CREDIT = 3, /* nothing but credits */
 	RDMA_PLACED = 4, /* place: of the grant; its len bytes are written */

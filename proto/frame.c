@@ -10,10 +10,10 @@
  * One descriptor more than allowed fits, so that an excess is seen as such and not only as
  * truncation.
  */
-#define FRAME_FDS_ROOM (FRAME_FDS + 1)
+#define FRAME_FDS_SPACE (FRAME_FDS + 1)
 
 union frame_control {
-	char bytes[CMSG_SPACE(FRAME_FDS_ROOM * sizeof(int))];
+	char bytes[CMSG_SPACE(FRAME_FDS_SPACE * sizeof(int))];
 	struct cmsghdr align;
 };
 
@@ -56,7 +56,7 @@ int frame_send(int socket, const void *data, size_t len, const int *fds, size_t 
 /*
  * Takes all descriptors out of a received message, so that none can leak whatever the sender did.
  */
-static size_t collect_fds(struct msghdr *msg, int fds[FRAME_FDS_ROOM])
+static size_t collect_fds(struct msghdr *msg, int fds[FRAME_FDS_SPACE])
 {
 	size_t n_fds = 0;
 
@@ -69,7 +69,7 @@ static size_t collect_fds(struct msghdr *msg, int fds[FRAME_FDS_ROOM])
 			int fd;
 
 			memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
-			if (n_fds < FRAME_FDS_ROOM)
+			if (n_fds < FRAME_FDS_SPACE)
 				fds[n_fds++] = fd;
 			else
 				(void)fd_close(fd);
@@ -81,11 +81,11 @@ static size_t collect_fds(struct msghdr *msg, int fds[FRAME_FDS_ROOM])
 /* One packet. Returns 0, FRAME_E_AGAIN, FRAME_E_EOF for a connection that was reset, or -errno. */
 static int receive(int socket, struct msghdr *msg, int flags, size_t *ret_len)
 {
-	size_t room = msg->msg_controllen;
+	size_t capacity = msg->msg_controllen;
 	ssize_t len;
 
 	do {
-		msg->msg_controllen = room;
+		msg->msg_controllen = capacity;
 		msg->msg_flags = 0;
 		len = recvmsg(socket, msg, flags);
 	} while (len < 0 && errno == EINTR);
@@ -107,7 +107,7 @@ int frame_receive(int socket, void *data, size_t *ret_len, int fds[FRAME_FDS], s
 		.msg_control = control.bytes,
 		.msg_controllen = sizeof(control.bytes),
 	};
-	int got[FRAME_FDS_ROOM], r;
+	int got[FRAME_FDS_SPACE], r;
 	size_t n_got, len = 0;
 
 	r = receive(socket, &msg, MSG_CMSG_CLOEXEC, &len);

@@ -78,7 +78,7 @@ struct ledger_header {
 	_Atomic uint32_t begun;
 	uint64_t pid_namespace; /* that the processes' numbers are of, by its inode; 0: not known */
 	/* Bit r: rank r has left in good order. */
-	_Atomic uint64_t left[JOB_RANKS_MAX / 64];
+	_Atomic uint64_t departed[JOB_RANKS_MAX / 64];
 	/* 0 where all ranks are on this node. */
 	uint32_t n_results;
 	uint32_t n_tensors;

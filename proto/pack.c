@@ -21,9 +21,9 @@ static_assert(sizeof(struct chunk) % ARENA_ALIGN == 0, "chunks start aligned");
 struct arena {
 	struct chunk *chunks; /* all but the first */
 	char *at;
-	size_t left;  /* bytes at `at` */
-	size_t limit; /* bytes that may still be taken */
-	size_t grow;  /* bytes of the next chunk */
+	size_t remaining; /* bytes at `at` */
+	size_t limit;	  /* bytes that may still be taken */
+	size_t grow;	  /* bytes of the next chunk */
 	bool out_of_memory;
 } __attribute__((__aligned__(ARENA_ALIGN)));
 
@@ -35,7 +35,7 @@ static void *arena_alloc(void *data, size_t size)
 	if (size > arena->limit)
 		return NULL;
 	size = align_up(size, ARENA_ALIGN);
-	if (size > arena->left) {
+	if (size > arena->remaining) {
 		size_t chunk_len = MAX(size, arena->grow);
 		struct chunk *chunk = malloc(sizeof(*chunk) + chunk_len);
 
@@ -46,13 +46,13 @@ static void *arena_alloc(void *data, size_t size)
 		chunk->next = arena->chunks;
 		arena->chunks = chunk;
 		arena->at = (char *)(chunk + 1);
-		arena->left = chunk_len;
+		arena->remaining = chunk_len;
 		arena->grow *= 2;
 	}
 
 	p = arena->at;
 	arena->at += size;
-	arena->left -= size;
+	arena->remaining -= size;
 	arena->limit -= MIN(size, arena->limit);
 	return p;
 }
@@ -88,7 +88,7 @@ static int arena_new(size_t first, size_t limit, struct arena **ret_arena)
 		return -ENOMEM;
 	*arena = (struct arena){
 		.at = (char *)(arena + 1),
-		.left = first,
+		.remaining = first,
 		.limit = limit,
 		.grow = first,
 	};

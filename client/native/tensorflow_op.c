@@ -659,7 +659,7 @@ static void all_to_all_compute(void *kernel, struct tf_context *context)
 /* -- BpsPushPullRows ------------------------------------------------------------------------------------- */
 
 /* How many rows the result can have at most: those of all ranks, if they are all different. */
-static int rows_room(struct call *call, const struct view *values, uint64_t *ret_room)
+static int rows_capacity(struct call *call, const struct view *values, uint64_t *ret_capacity)
 {
 	uint64_t size = (uint64_t)job_size(call);
 	_cleanup_(freep) int64_t *table = calloc(size, sizeof(*table));
@@ -680,9 +680,9 @@ static int rows_room(struct call *call, const struct view *values, uint64_t *ret
 	if (tensor_name(call, "push_pull_rows", values, true, ".rows", name) ||
 	    submit_and_wait(call, name, BPS_INT64, 1, &params, NULL))
 		return call->failure.status;
-	*ret_room = 0;
+	*ret_capacity = 0;
 	for (uint64_t rank = 0; rank < size; rank++)
-		*ret_room += (uint64_t)table[rank];
+		*ret_capacity += (uint64_t)table[rank];
 	return 0;
 }
 
@@ -693,7 +693,7 @@ static int push_pull_rows(struct call *call, const struct view *values, const st
 	struct view of_table = *values, result, result_numbers;
 	struct bps_request *request;
 	char name[NAME_MAX_LEN];
-	uint64_t room = 0, n = 0;
+	uint64_t capacity = 0, n = 0;
 	int64_t n_table = -1;
 	int r;
 
@@ -706,14 +706,14 @@ static int push_pull_rows(struct call *call, const struct view *values, const st
 	    numbers->rows != values->rows || !values->n_dims)
 		return fail(&call->failure, -EINVAL,
 			    "there must be one int64 for each row, its number");
-	if (rows_room(call, values, &room) ||
+	if (rows_capacity(call, values, &capacity) ||
 	    tensor_name(call, "push_pull_rows", &of_table, false, "", name))
 		return call->failure.status;
-	room = MIN(room, (uint64_t)n_table);
-	outputs[0] = tensor_with_rows(values, room, &result, &call->failure);
+	capacity = MIN(capacity, (uint64_t)n_table);
+	outputs[0] = tensor_with_rows(values, capacity, &result, &call->failure);
 	outputs[1] = call->failure.status
 			     ? NULL
-			     : tensor_with_rows(numbers, room, &result_numbers, &call->failure);
+			     : tensor_with_rows(numbers, capacity, &result_numbers, &call->failure);
 	outputs[2] =
 		call->failure.status ? NULL : tf.AllocateTensor(TF_INT64, NULL, 0, sizeof(int64_t));
 	if (!outputs[2])

@@ -26,7 +26,7 @@ static void clean(char *text)
  * right.
  */
 struct table {
-	size_t n_columns, n_rows, n_room;
+	size_t n_columns, n_rows, capacity;
 	char (*cells)[CELL_MAX]; /* row by row, the headings first */
 	size_t at;
 	bool failed;
@@ -41,16 +41,16 @@ static void _printf_(2, 3) cell(struct table *table, const char *format, ...)
 {
 	va_list args;
 
-	if (table->at == table->n_room) {
-		size_t n_room = table->n_room ? 2 * table->n_room : 64;
-		void *cells = realloc(table->cells, n_room * CELL_MAX);
+	if (table->at == table->capacity) {
+		size_t capacity = table->capacity ? 2 * table->capacity : 64;
+		void *cells = realloc(table->cells, capacity * CELL_MAX);
 
 		if (!cells) {
 			table->failed = true;
 			return;
 		}
 		table->cells = cells;
-		table->n_room = n_room;
+		table->capacity = capacity;
 	}
 	va_start(args, format);
 	(void)vsnprintf(table->cells[table->at], CELL_MAX, format, args);

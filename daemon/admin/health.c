@@ -12,7 +12,7 @@
 struct watcher {
 	struct list link;
 	struct rpc_call *call;
-	int told; /* ServingStatus; -1: nothing yet */
+	int reported; /* ServingStatus; -1: nothing yet */
 };
 
 /* The daemon as a whole, or one of its services; they live and die together. */
@@ -86,9 +86,9 @@ static void watcher_tell(struct watcher *watcher, int status)
 	_cleanup_(freep) void *data = NULL;
 	size_t len;
 
-	if (watcher->told == status || pack_status(status, &data, &len))
+	if (watcher->reported == status || pack_status(status, &data, &len))
 		return;
-	watcher->told = status;
+	watcher->reported = status;
 	rpc_call_send(watcher->call, data, len);
 }
 
@@ -126,7 +126,7 @@ static void on_watch(void *user, struct rpc_call *call, const void *data, size_t
 		return;
 	}
 	watcher->call = call;
-	watcher->told = -1;
+	watcher->reported = -1;
 	rpc_call_set_user(call, watcher);
 	if (known) {
 		list_push_back(&health->watchers, &watcher->link);

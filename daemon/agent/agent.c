@@ -68,7 +68,7 @@ static const struct agent_hooks hooks = {
 	.ranks_absent = agent_absent_look,
 	.ranks_recalled = agent_elastic_recall,
 	.ranks_out = agent_elastic_moved,
-	.ranks_left_behind = agent_elastic_go_on,
+	.goes_on_without = agent_elastic_go_on,
 	.ranks_settle = agent_elastic_settle,
 	.regroups = agent_setup_regroup,
 	.newcomer_waits = agent_discovery_begin,
@@ -298,7 +298,7 @@ void agent_notice_arrived(struct agent *agent, struct peer *peer, const struct d
 			return;
 		}
 		if (header->op == DATA_LEFT) {
-			agent_departed_heard(job, header->left_node);
+			agent_departed_heard(job, header->departed_node);
 			return;
 		}
 		if (header->op == DATA_ORDINAL) {

@@ -93,7 +93,7 @@ struct agent_member {
 	 */
 	void (*ended)(struct agent_member *member, uint64_t number, const struct failure *failure);
 	/* Answer to agent_leave(); what holds for declarations and requests in ended() holds here. */
-	void (*left)(struct agent_member *member);
+	void (*departed)(struct agent_member *member);
 	/* Answer to agent_regroup(): no, and the member goes on as before. Otherwise joined() or ended() is the answer. */
 	void (*refused)(struct agent_member *member, const struct failure *failure);
 	/*

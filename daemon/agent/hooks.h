@@ -63,7 +63,7 @@ struct agent_hooks {
 	/* Ranks of all nodes, as servers and nodes know them: after a restart; more are out; the job goes on without these. */
 	void (*ranks_recalled)(struct agent_job *job);
 	bool (*ranks_out)(struct agent_job *job, const char *why);
-	void (*ranks_left_behind)(struct agent_job *job, const char *why);
+	void (*goes_on_without)(struct agent_job *job, const char *why);
 	/* The job is asked what it is without ranks that have left. */
 	void (*ranks_settle)(struct agent_job *job);
 	/* All ranks here regroup. Returns 0 or -errno. */

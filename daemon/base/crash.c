@@ -4,7 +4,7 @@
  */
 #include "base/crash.h"
 
-#if CRASH_IS_TOLD
+#if CRASH_IS_REPORTED
 
 #include "proto/c.h"
 #include <execinfo.h>

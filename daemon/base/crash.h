@@ -9,10 +9,10 @@
 #endif
 #if defined(BPS_FAILPOINTS) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && \
 	!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer)
-#define CRASH_IS_TOLD 1
+#define CRASH_IS_REPORTED 1
 void crash_tell(void);
 #else
-#define CRASH_IS_TOLD 0
+#define CRASH_IS_REPORTED 0
 static inline void crash_tell(void)
 {
 }

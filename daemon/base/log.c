@@ -226,17 +226,17 @@ static bool log_place_takes(struct log_place *place, uint64_t now_ns)
 
 bool log_passes(struct log_place *place, int level)
 {
-	uint64_t n_left_out;
+	uint64_t n_omitted;
 
 	if (level > log_get_level())
 		return false;
 	if (!log_place_takes(place, clock_now_ns())) {
-		(void)atomic_fetch_add_explicit(&place->n_left_out, 1, memory_order_relaxed);
+		(void)atomic_fetch_add_explicit(&place->n_omitted, 1, memory_order_relaxed);
 		return false;
 	}
-	n_left_out = atomic_exchange_explicit(&place->n_left_out, 0, memory_order_relaxed);
-	if (n_left_out)
+	n_omitted = atomic_exchange_explicit(&place->n_omitted, 0, memory_order_relaxed);
+	if (n_omitted)
 		log_line(level, "log: left out %llu lines like the next",
-			 (unsigned long long)n_left_out);
+			 (unsigned long long)n_omitted);
 	return true;
 }

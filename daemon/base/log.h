@@ -32,7 +32,7 @@ void log_line(int level, const char *format, ...) _printf_(2, 3);
 struct log_place {
 	/* When its lines would all have come, at one each LOG_INTERVAL_NS. */
 	_Atomic uint64_t due_ns;
-	_Atomic uint64_t n_left_out;
+	_Atomic uint64_t n_omitted;
 };
 
 /* Whether a line of this level is written now: if not, and the level is one that is logged, the line is counted. Any thread. */

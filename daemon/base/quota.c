@@ -33,20 +33,20 @@ static bool has_share(const struct quota *quota)
 	return quota->share && quota->share < 100 && quota->parent;
 }
 
-static uint64_t share_of_left(const struct quota *quota)
+static uint64_t share_of_available(const struct quota *quota)
 {
-	unsigned __int128 share =
-		(unsigned __int128)quota_left(quota->parent) * quota->share / (100 - quota->share);
+	unsigned __int128 share = (unsigned __int128)quota_available(quota->parent) * quota->share /
+				  (100 - quota->share);
 
 	return (uint64_t)MIN(share, (unsigned __int128)UINT64_MAX);
 }
 
-uint64_t quota_left(const struct quota *quota)
+uint64_t quota_available(const struct quota *quota)
 {
 	uint64_t used = quota_used(quota), limit = quota->limit;
 
 	if (has_share(quota))
-		limit = MIN(limit, share_of_left(quota));
+		limit = MIN(limit, share_of_available(quota));
 	return limit > used ? limit - used : 0;
 }
 
@@ -57,7 +57,7 @@ static bool quota_is_fair(const struct quota *quota, uint64_t amount)
 			       ? atomic_load_explicit(&quota->taken, memory_order_relaxed) + amount
 			       : quota_used(quota);
 
-	return !has_share(quota) || own <= share_of_left(quota);
+	return !has_share(quota) || own <= share_of_available(quota);
 }
 
 static int parent_charge(struct quota *quota, uint64_t amount)

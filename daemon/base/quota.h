@@ -32,7 +32,7 @@ int quota_charge(struct quota *quota, uint64_t amount);
 void quota_release(struct quota *quota, uint64_t amount);
 uint64_t quota_used(const struct quota *quota);
 /* What may still be charged, as far as its own limit and its share say. */
-uint64_t quota_left(const struct quota *quota);
+uint64_t quota_available(const struct quota *quota);
 
 /* Zeroed memory that is charged until held_free(). Returns NULL with errno EDQUOT or ENOMEM. */
 void *held_new(struct quota *quota, size_t len);

@@ -28,7 +28,7 @@ struct place {
 
 struct count {
 	struct opened *opened;
-	size_t n_opened, room;
+	size_t n_opened, capacity;
 	uint64_t tracepoint, uprobe;
 	struct place places[ARRAY_SIZE(allocators)];
 };
@@ -105,9 +105,10 @@ static void open_event(struct count *count, pid_t thread, enum count_of what,
 			  "CAP_PERFMON "
 			  "and sysctl kernel.perf_event_paranoid=-1",
 			  thread);
-	if (count->n_opened == count->room) {
-		count->room = MAX(64u, 2 * count->room);
-		count->opened = reallocarray(count->opened, count->room, sizeof(*count->opened));
+	if (count->n_opened == count->capacity) {
+		count->capacity = MAX(64u, 2 * count->capacity);
+		count->opened =
+			reallocarray(count->opened, count->capacity, sizeof(*count->opened));
 		if (!count->opened)
 			bench_die("out of memory");
 	}

@@ -7,16 +7,16 @@
 
 struct maker {
 	struct model *model;
-	size_t room;
+	size_t capacity;
 };
 
 static void add(struct maker *m, uint64_t elements, double work)
 {
 	struct model *model = m->model;
 
-	if (model->n_tensors == m->room) {
-		m->room = m->room ? 2 * m->room : 64;
-		model->tensors = reallocarray(model->tensors, m->room, sizeof(*model->tensors));
+	if (model->n_tensors == m->capacity) {
+		m->capacity = m->capacity ? 2 * m->capacity : 64;
+		model->tensors = reallocarray(model->tensors, m->capacity, sizeof(*model->tensors));
 		if (!model->tensors)
 			bench_die("out of memory");
 	}

@@ -168,7 +168,7 @@ void cluster_job_free(struct cluster_job *job)
 
 static void job_settle(struct cluster_job *job)
 {
-	if (!list_empty(&job->queries) || job->told || job->busy || job->dropped)
+	if (!list_empty(&job->queries) || job->handed_out || job->busy || job->dropped)
 		return;
 	job->dropped = true;
 	job->cluster->ops->drop(job);
@@ -184,7 +184,7 @@ uint32_t cluster_job_min_servers(const struct cluster_job *job)
 	return most;
 }
 
-uint64_t cluster_job_time_left_ms(const struct cluster_job *job)
+uint64_t cluster_job_remaining_ms(const struct cluster_job *job)
 {
 	struct cluster_query *query;
 	uint64_t now = clock_now_ns(), last = now;
@@ -209,7 +209,7 @@ static void job_tell(struct cluster_job *job, const struct failure *failure)
 	job->busy = true;
 	while (!list_empty(&job->queries) && (failure || job->view)) {
 		if (!failure)
-			job->told = true;
+			job->handed_out = true;
 		query_tell(list_first(&job->queries, struct cluster_query, link),
 			   failure ? NULL : job->view, failure);
 	}
@@ -343,9 +343,9 @@ void cluster_close_job(struct cluster *cluster, const char *name, uint64_t owner
 {
 	struct cluster_job *job = job_find(cluster, name, owner);
 
-	if (!job || !job->told)
+	if (!job || !job->handed_out)
 		return;
-	job->told = false;
+	job->handed_out = false;
 	job_settle(job);
 }
 

@@ -89,8 +89,8 @@ struct placement_server {
 	uint32_t bandwidth_mbps; /* 0: unknown */
 	bool colocated;		 /* on a machine that pushes */
 };
-int placement_deal(const struct placement_server *servers, size_t n, size_t n_agents,
-		   uint16_t *stripes, size_t n_stripes);
+int placement_assign(const struct placement_server *servers, size_t n, size_t n_agents,
+		     uint16_t *stripes, size_t n_stripes);
 
 struct cluster;
 struct rpc;

@@ -23,7 +23,7 @@ struct parser {
 	unsigned failed_line;
 	struct view_member *members;
 	unsigned *lines; /* where each one's section begins */
-	size_t n_members, n_room;
+	size_t n_members, capacity;
 	unsigned keys; /* of the newest member, that were given */
 };
 
@@ -90,18 +90,18 @@ static int member_add(struct parser *p, const char *name)
 	}
 	if (p->n_members == CLUSTER_NODES_MAX)
 		return fail_at(p, p->line, "more than %u nodes", CLUSTER_NODES_MAX);
-	if (p->n_members == p->n_room) {
-		size_t n_room = p->n_room ? 2 * p->n_room : 16;
-		void *members = realloc(p->members, n_room * sizeof(*p->members));
+	if (p->n_members == p->capacity) {
+		size_t capacity = p->capacity ? 2 * p->capacity : 16;
+		void *members = realloc(p->members, capacity * sizeof(*p->members));
 		void *lines;
 
 		if (members)
 			p->members = members;
-		lines = members ? realloc(p->lines, n_room * sizeof(*p->lines)) : NULL;
+		lines = members ? realloc(p->lines, capacity * sizeof(*p->lines)) : NULL;
 		if (!lines)
 			return fail_at(p, p->line, "out of memory");
 		p->lines = lines;
-		p->n_room = n_room;
+		p->capacity = capacity;
 	}
 	p->lines[p->n_members] = p->line;
 	p->members[p->n_members] = (struct view_member){ 0 };

@@ -133,7 +133,7 @@ struct dealt {
  * Smooth weighted round robin: every server earns its weight at each step, the richest gets the stripe and pays for it.
  * After any number of steps each has had its share to within one stripe or so.
  */
-static int deal(const struct place *places, size_t n, uint16_t *stripes, size_t n_stripes)
+static int assign(const struct place *places, size_t n, uint16_t *stripes, size_t n_stripes)
 {
 	_cleanup_(freep) struct dealt *dealt = calloc(n, sizeof(*dealt));
 	size_t n_dealt = 0;
@@ -166,8 +166,8 @@ static int deal(const struct place *places, size_t n, uint16_t *stripes, size_t 
 	return 0;
 }
 
-int placement_deal(const struct placement_server *servers, size_t n, size_t n_agents,
-		   uint16_t *stripes, size_t n_stripes)
+int placement_assign(const struct placement_server *servers, size_t n, size_t n_agents,
+		     uint16_t *stripes, size_t n_stripes)
 {
 	_cleanup_(freep) struct place *places = NULL;
 
@@ -182,7 +182,7 @@ int placement_deal(const struct placement_server *servers, size_t n, size_t n_ag
 		shares_balance(places, n, n_agents);
 	else
 		shares_few(places, n, MAX(n_agents, (size_t)1));
-	return error_trace(deal(places, n, stripes, n_stripes));
+	return error_trace(assign(places, n, stripes, n_stripes));
 }
 
 /* The names among them, sorted: each of many servers is looked for there. Returns how many. */
@@ -217,5 +217,5 @@ int placement_stripes(const struct view *view, const char *const *agents, size_t
 			.colocated = bsearch(&name, sorted, n_named, sizeof(*sorted), by_text),
 		};
 	}
-	return error_trace(placement_deal(servers, n, n_agents, stripes, n_stripes));
+	return error_trace(placement_assign(servers, n, n_agents, stripes, n_stripes));
 }

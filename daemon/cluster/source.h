@@ -53,10 +53,10 @@ struct cluster_job {
 	uint64_t owner;
 	struct view *view; /* once it is known */
 	struct list queries;
-	bool told;    /* the view, to somebody who will close the job */
-	bool pending; /* to be looked at by the loop */
-	bool busy;    /* being answered: not to be freed */
-	bool dropped; /* the source has been told so */
+	bool handed_out; /* the view, to somebody who will close the job */
+	bool pending;	 /* to be looked at by the loop */
+	bool busy;	 /* being answered: not to be freed */
+	bool dropped;	 /* the source has been told so */
 	/* The coordinator source's. */
 	unsigned state;
 	struct rpc_request request;
@@ -87,7 +87,7 @@ void cluster_job_free(struct cluster_job *job);
 /* Most that any query of the job asks for. */
 uint32_t cluster_job_min_servers(const struct cluster_job *job);
 /* Until the last of its queries runs out of time, in milliseconds. */
-uint64_t cluster_job_time_left_ms(const struct cluster_job *job);
+uint64_t cluster_job_remaining_ms(const struct cluster_job *job);
 /* "2 servers are wanted, 1 is there: node-a" */
 void cluster_describe_servers(const struct view *view, uint32_t wanted, char *text, size_t size);
 

@@ -218,18 +218,18 @@ static void on_ended(struct agent_member *member, uint64_t number, const struct 
 	session_send(session, &message, NULL, 0);
 }
 
-static void on_left(struct agent_member *member)
+static void on_departed(struct agent_member *member)
 {
 	struct session *session = container_of(member, struct session, job.member);
 	uint64_t join_id = session->job.join_id, leave_id = session->job.leave_id;
-	struct failure left;
+	struct failure departed;
 
-	(void)failure_set(&left, -ECANCELED, "rank %u left job %s", session->job.rank,
+	(void)failure_set(&departed, -ECANCELED, "rank %u left job %s", session->job.rank,
 			  session->job.name);
-	out_of_job(session, &left);
+	out_of_job(session, &departed);
 	session->job.join_id = session->job.leave_id = 0;
 	if (join_id)
-		session_answer(session, join_id, left.status, left.text);
+		session_answer(session, join_id, departed.status, departed.text);
 	session_answer(session, leave_id, 0, NULL);
 }
 
@@ -306,7 +306,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	}
 	session->job.member.joined = on_joined;
 	session->job.member.ended = on_ended;
-	session->job.member.left = on_left;
+	session->job.member.departed = on_departed;
 	session->job.member.refused = on_refused;
 	session->job.member.charge = on_charge;
 	session->job.member.charge_more = on_charge_more;
@@ -633,7 +633,7 @@ static bool wants_descriptor(const Bps__Control__Request *request, enum porter_w
 	if (request->body_case != BPS__CONTROL__REQUEST__BODY_SHARE)
 		return false;
 	if (request->share->kind == MEMORY_CUDA_FD)
-		*ret_want = PORTER_PARCEL;
+		*ret_want = PORTER_FRAME;
 	return true;
 }
 
@@ -720,7 +720,7 @@ void session_take_fetched(struct session *session, Bps__Control__Request *reques
 			session_fail(session, "sent a descriptor that cannot be fetched: %s",
 				     strerror(-status));
 	}
-	if (want == PORTER_PARCEL)
+	if (want == PORTER_FRAME)
 		porter_close(NULL, fd);
 	else
 		(void)fd_close(fd);

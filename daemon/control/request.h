@@ -9,7 +9,7 @@
 struct incoming {
 	struct session *session;
 	uint64_t id;
-	int fd; /* what came beside it: a memfd or a parcel; or -1; closed by who received it */
+	int fd; /* what came beside it: a memfd or a frame; or -1; closed by who received it */
 };
 
 static inline void refuse(const struct incoming *in, const struct failure *failure)

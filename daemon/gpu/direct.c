@@ -120,9 +120,9 @@ static void tell_way(struct gpu_worker *worker)
 	unsigned ways = 1 + any_is(worker, GPU_DIRECT_OPEN) + 2 * refused;
 	char text[512];
 
-	if (worker->told_ways == ways)
+	if (worker->logged_ways == ways)
 		return;
-	worker->told_ways = ways;
+	worker->logged_ways = ways;
 	gpu_direct_describe(worker, text, sizeof(text));
 	log_at(refused ? LOG_LEVEL_NOTICE : LOG_LEVEL_INFO, "job %s: GPU memory goes to servers %s",
 	       worker->name, text);

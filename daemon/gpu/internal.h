@@ -129,7 +129,8 @@ struct gpu_worker {
 	unsigned n_setup; /* imports, their ends and plans that were asked for and not answered */
 
 	uint32_t n_arenas;
-	unsigned told_ways; /* that its memory goes to servers: what the log says; 0: nothing yet */
+	unsigned
+		logged_ways; /* that its memory goes to servers: what the log says; 0: nothing yet */
 	struct list memories; /* that it has, or is about to */
 	struct gpu_memory **by_number;
 	uint32_t n_numbers;

@@ -102,7 +102,7 @@ int gpu_session_watch(struct gpu_session *session, const struct gpu_memory *memo
 		return error_origin(-ENOMEM);
 	watch->slot = slot;
 	watch->ticket = ticket;
-	if (allowance_left(&session->worker->look, (int64_t)now_ns) &&
+	if (allowance_remains(&session->worker->look, (int64_t)now_ns) &&
 	    loop_linger(session->worker->gpu->params.loop, now_ns, GPU_SOON_NS))
 		watch->looked_ns = GPU_SOON_NS;
 	watch->lane_ns = now_ns + watch->looked_ns;

@@ -113,7 +113,7 @@ static void packet_free(struct gpu_worker *worker, struct packet *packet)
 {
 	list_remove(&packet->link);
 	worker->out.n_packets--;
-	/* It may be a parcel. */
+	/* It may be a frame. */
 	porter_close(NULL, packet->fd);
 	free(packet);
 }

@@ -63,7 +63,7 @@ struct ledger {
 	bool begun;
 	bool same_namespace; /* as the daemon before: what it said of processes is true here */
 	_Atomic bool stopped;
-	uint64_t left[JOB_RANKS_MAX / 64];
+	uint64_t departed[JOB_RANKS_MAX / 64];
 
 	uint32_t free_records[LEDGER_RECORDS];
 	size_t n_free;

@@ -371,8 +371,9 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, uint32_
 	ledger->n_tensors = header.n_tensors;
 	ledger->result_bytes = header.result_bytes;
 	ledger->begun = atomic_load_explicit(&header.begun, memory_order_relaxed);
-	for (size_t i = 0; i < ARRAY_SIZE(ledger->left); i++)
-		ledger->left[i] = atomic_load_explicit(&header.left[i], memory_order_relaxed);
+	for (size_t i = 0; i < ARRAY_SIZE(ledger->departed); i++)
+		ledger->departed[i] =
+			atomic_load_explicit(&header.departed[i], memory_order_relaxed);
 	ledger->same_namespace =
 		header.pid_namespace && header.pid_namespace == process_namespace();
 	ledger_header(ledger)->pid_namespace = process_namespace();
@@ -408,15 +409,15 @@ bool ledger_has_begun(const struct ledger *ledger)
 
 void ledger_leave(struct ledger *ledger, uint32_t rank)
 {
-	ledger->left[rank / 64] |= ledger_bit(rank);
-	atomic_store_explicit(&ledger_header(ledger)->left[rank / 64], ledger->left[rank / 64],
-			      memory_order_release);
+	ledger->departed[rank / 64] |= ledger_bit(rank);
+	atomic_store_explicit(&ledger_header(ledger)->departed[rank / 64],
+			      ledger->departed[rank / 64], memory_order_release);
 	ledger_fence();
 }
 
-bool ledger_has_left(const struct ledger *ledger, uint32_t rank)
+bool ledger_has_departed(const struct ledger *ledger, uint32_t rank)
 {
-	return ledger->left[rank / 64] & ledger_bit(rank);
+	return ledger->departed[rank / 64] & ledger_bit(rank);
 }
 
 void ledger_set_membership(struct ledger *ledger, uint32_t membership)

@@ -62,7 +62,7 @@ void ledger_begin(struct ledger *ledger);
 bool ledger_has_begun(const struct ledger *ledger);
 /* This rank leaves, or has left, in good order. */
 void ledger_leave(struct ledger *ledger, uint32_t rank);
-bool ledger_has_left(const struct ledger *ledger, uint32_t rank);
+bool ledger_has_departed(const struct ledger *ledger, uint32_t rank);
 
 /* Of an elastic job: its membership when the run began, and that from which on a rank is not in it; 0: it is. */
 void ledger_set_membership(struct ledger *ledger, uint32_t membership);
@@ -220,7 +220,7 @@ struct ledger_kept {
 	/* The user's; false when it is taken. */
 	bool busy, released, pending;
 	unsigned offered; /* offers under way */
-	bool lent;	  /* a server sums into it, or sends it to others */
+	bool in_place;	  /* a server sums into it, or sends it to others */
 	/* Among those of its part: ledger_result_index(). */
 	struct map_entry by_part;
 	bool indexed;
@@ -279,7 +279,7 @@ uint32_t ledger_results_used(struct ledger *ledger);
 /* The result is there, with all that kept->what says. Any thread, of a result that it works on. */
 void ledger_result_whole(struct ledger *ledger, uint32_t result);
 /*
- * Forgets the result. While it is offered or lent its memory is still in use, and whoever uses it still has its number: then
+ * Forgets the result. While it is offered or used in place its memory is still in use, and whoever uses it still has its number: then
  * the memory is nobody else's before it has been freed once more, with neither.
  */
 void ledger_result_free(struct ledger *ledger, uint32_t result);

@@ -78,7 +78,7 @@ static uint64_t key_hash(uint64_t key)
 	return map_hash(&key, sizeof(key));
 }
 
-static int known_room(struct ledger *ledger)
+static int known_reserve(struct ledger *ledger)
 {
 	size_t capacity = MAX(2 * ledger->tensors.capacity, (size_t)64);
 	struct ledger_known **grown;
@@ -95,7 +95,7 @@ static int known_room(struct ledger *ledger)
 
 static int known_add(struct ledger *ledger, struct ledger_known *known)
 {
-	int r = known_room(ledger);
+	int r = known_reserve(ledger);
 
 	if (!r)
 		r = map_add(&ledger->tensors.names, map_hash_string(known->name), &known->entry);
@@ -547,7 +547,7 @@ void ledger_result_free(struct ledger *ledger, uint32_t number)
 	kept->what = (struct ledger_what){ 0 };
 	kept->taken = kept->whole = kept->late = kept->stale = false;
 	kept->busy = kept->released = kept->pending = false;
-	if (!kept->offered && !kept->lent)
+	if (!kept->offered && !kept->in_place)
 		ledger_result_put_back(ledger, number);
 }
 

@@ -50,7 +50,7 @@ bool reduce_list_valid(const struct reduce_list *list, uint64_t n_rows)
 }
 
 /* Finds the next row of its list. Returns false at the end. */
-static bool cursor_seek(struct reduce_cursor *cursor)
+static bool cursor_find(struct reduce_cursor *cursor)
 {
 	const struct reduce_list *list = cursor->list;
 
@@ -93,7 +93,7 @@ void reduce_merge_start(struct reduce_merge *merge, const struct reduce_list *li
 	*merge = (struct reduce_merge){ .row_len = row_len, .heap = heap, .lists = lists };
 	for (size_t i = 0; i < n_lists; i++) {
 		heap[merge->n] = (struct reduce_cursor){ .list = &lists[i] };
-		merge->n += cursor_seek(&heap[merge->n]);
+		merge->n += cursor_find(&heap[merge->n]);
 	}
 	for (size_t i = merge->n / 2; i > 0; i--)
 		sift(merge, i - 1);
@@ -110,7 +110,7 @@ size_t reduce_merge_next(struct reduce_merge *merge, int64_t *ret_row, const voi
 
 		inputs[n_inputs++] = piece->values + top->at * merge->row_len;
 		top->at++;
-		if (!cursor_seek(top))
+		if (!cursor_find(top))
 			*top = merge->heap[--merge->n];
 		if (merge->n)
 			sift(merge, 0);

@@ -249,7 +249,7 @@ static void on_refill(struct loop_timer *timer)
 	}
 }
 
-static bool has_room(const struct rpc_tcp *tcp, const char *from)
+static bool may_connect(const struct rpc_tcp *tcp, const char *from)
 {
 	const struct connection *connection;
 	unsigned n = 0;
@@ -266,7 +266,7 @@ static bool has_room(const struct rpc_tcp *tcp, const char *from)
 }
 
 /* gRPC closes its end of the pair, in every case. */
-static int hand_over(struct rpc_tcp *tcp, struct connection *connection)
+static int pass_on(struct rpc_tcp *tcp, struct connection *connection)
 {
 	grpc_server_credentials *creds;
 	int r, pair[2];
@@ -308,7 +308,7 @@ static void accept_one(struct rpc_tcp *tcp, int fd)
 	int on = 1;
 
 	source_of(fd, from);
-	connection = has_room(tcp, from) ? calloc(1, sizeof(*connection)) : NULL;
+	connection = may_connect(tcp, from) ? calloc(1, sizeof(*connection)) : NULL;
 	if (!connection) {
 		fd_close(fd);
 		return;
@@ -327,7 +327,7 @@ static void accept_one(struct rpc_tcp *tcp, int fd)
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 	list_push_back(&tcp->connections, &connection->link);
 	tcp->n_connections++;
-	if (hand_over(tcp, connection))
+	if (pass_on(tcp, connection))
 		connection_free(connection);
 }
 

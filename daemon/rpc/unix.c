@@ -88,7 +88,7 @@ static void on_server_gone(void *user)
 }
 
 /* gRPC closes the descriptor, in every case. */
-static void hand_over(struct rpc_unix *u, struct connection *connection)
+static void pass_on(struct rpc_unix *u, struct connection *connection)
 {
 	grpc_server_credentials *creds = grpc_insecure_server_credentials_create();
 
@@ -146,7 +146,7 @@ void rpc_unix_proceed(struct rpc *rpc)
 		if (r)
 			connection_free(connection);
 		else
-			hand_over(u, connection);
+			pass_on(u, connection);
 	}
 }
 

@@ -36,7 +36,7 @@ struct server_hooks {
 	void (*job_over)(struct job *job);
 	void (*job_freed)(struct job *job);
 	/* Whether an elastic job goes on without nodes that left, or those that a slot waits for. */
-	bool (*without_left)(struct job *job);
+	bool (*without_departed)(struct job *job);
 	bool (*without_missing)(struct job *job, const struct slot *slot);
 	/* A slot fails: who else waits for it is told. Then, or otherwise: it goes. */
 	void (*slot_failed)(struct slot *slot, int status, const char *text);

@@ -72,7 +72,7 @@ static const struct server_hooks hooks = {
 	.regroup_is_late = regroup_expired,
 	.job_over = joiner_end,
 	.job_freed = free_job,
-	.without_left = elastic_without_left,
+	.without_departed = elastic_without_departed,
 	.without_missing = elastic_without_missing,
 	.slot_failed = fail_slot,
 	.slot_freed = free_slot,
@@ -378,7 +378,7 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	 * this daemon's agent.
 	 */
 	node = node_of_notice(job, peer, header);
-	if (node == NODE_NONE || job->nodes[node].left)
+	if (node == NODE_NONE || job->nodes[node].departed)
 		return;
 	if (header->op == DATA_FAIL_JOB)
 		job_fail(job, &failure, peer);
@@ -401,7 +401,7 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	} else if (header->op == DATA_LEAVE) {
 		leave_call(job, node, header);
 	} else if (header->op == DATA_LEFT) {
-		leave_heard(job, header->left_node);
+		leave_heard(job, header->departed_node);
 	} else if (header->op == DATA_KEEP && move_is_current(job, header)) {
 		forget_not(job, header->key);
 	} else if (header->op == DATA_NAMED && move_is_current(job, header)) {

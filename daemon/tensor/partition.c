@@ -58,7 +58,7 @@ static bool open_scattered(struct partition *p)
 }
 
 /* Moves source and target to the next pair of which one is on this node. */
-static bool seek_exchange(struct partition *p)
+static bool find_exchange(struct partition *p)
 {
 	const struct layout *layout = p->layout;
 
@@ -81,7 +81,7 @@ static bool open_exchange(struct partition *p)
 	uint32_t source, target;
 	uint64_t elements;
 
-	if (!seek_exchange(p))
+	if (!find_exchange(p))
 		return false;
 	source = layout->local_of_rank[p->source];
 	target = layout->local_of_rank[p->target];

@@ -40,7 +40,7 @@ struct lane;
 struct rdma_window;
 
 /* Memory of the other side that we may write to by RDMA; len 0: none. */
-struct rdma_room {
+struct rdma_target {
 	uint64_t address;
 	uint32_t key, len, place;
 	bool is_window;
@@ -52,8 +52,8 @@ struct message {
 	const struct data_header *header; /* host order */
 	const void *payload;
 	struct lane *lane;
-	struct list link;      /* RDMA: of those whose payload waits */
-	struct rdma_room room; /* RDMA: where it goes */
+	struct list link;	   /* RDMA: of those whose payload waits */
+	struct rdma_target target; /* RDMA: where it goes */
 	struct block
 		*bounce; /* RDMA: a copy of a payload in memory that the device does not know */
 	uint64_t sequence;
@@ -74,15 +74,15 @@ struct call {
 	const void *payload; /* header.len bytes that stay unchanged until sent() or done() */
 	struct block *
 		payload_block; /* optional: the block that holds payload; a reference moves to the transport */
-	void *room;	 /* where the payload of a DATA_RESULT goes; NULL: into answer_block */
-	size_t room_len; /* of room; a longer result is a protocol error of the peer */
+	void *target;	   /* where the payload of a DATA_RESULT goes; NULL: into answer_block */
+	size_t target_len; /* of target; a longer result is a protocol error of the peer */
 	/*
-	 * Optional, while room is NULL: room for a result that has begun to come, of answer.len bytes, or NULL for answer_block.
+	 * Optional, while target is NULL: memory for a result that has begun to come, of answer.len bytes, or NULL for answer_block.
 	 * On whatever thread reads it. Not asked for in-process.
 	 */
-	void *(*find_room)(struct call *call);
-	/* Optional, in-process: delivery_lend(), delivery_filled(). Home thread. */
-	struct block *(*lend)(struct call *call, uint32_t len);
+	void *(*find_target)(struct call *call);
+	/* Optional, in-process: delivery_in_place(), delivery_filled(). Home thread. */
+	struct block *(*in_place)(struct call *call, uint32_t len);
 	bool (*filled)(struct call *call);
 	void (*sent)(
 		struct
@@ -97,15 +97,15 @@ struct call {
 	 */
 	bool is_repeatable, is_again;
 	/*
-	 * Where payload or room is memory of transport_memory_add_direct(), which no processor can touch. Only where
+	 * Where payload or target is memory of transport_memory_add_direct(), which no processor can touch. Only where
 	 * peer_takes_direct() says so. When no RDMA lane is left the call ends with -ENOLINK, for peer_call_on().
 	 */
-	bool is_payload_direct, is_room_direct;
+	bool is_payload_direct, is_target_direct;
 	/* Valid in done(). */
 	int status; /* 0, or a negative errno: from DATA_ERROR, or -ECONNRESET when the peer was lost */
 	struct data_header answer; /* when status is 0, or from DATA_ERROR */
 	struct block *
-		answer_block; /* payload that did not go to room (set-up answers, in-process results), or NULL;
+		answer_block; /* payload that did not go to target (set-up answers, in-process results), or NULL;
 				      * the transport's reference, dropped after done(): ref it to keep it */
 	/* The transport's. */
 	struct message message;
@@ -113,7 +113,7 @@ struct call {
 	struct list link;
 	struct peer *peer;
 	struct incoming *incoming;  /* in-process: the delivery, until it is answered */
-	bool is_room_named;	    /* RDMA: the other side was told where room is */
+	bool is_target_named;	    /* RDMA: the other side was told where target is */
 	struct rdma_window *window; /* RDMA: through which it may write there */
 	bool is_written;	    /* payload may be reused */
 	unsigned state;
@@ -139,7 +139,7 @@ struct delivery {
 	struct data_header header; /* host order, checked by data_header_check() */
 	const void *payload;	   /* header.len bytes, valid until answered */
 	struct block *
-		payload_block; /* holds payload, or NULL when in-process and the caller lent its own memory */
+		payload_block; /* holds payload, or NULL when in-process and the memory is the caller's */
 	struct list link; /* free for the receiver's use */
 	uint64_t at_ns;	  /* when it was read, with what came together with it */
 };
@@ -234,7 +234,7 @@ DEFINE_CLEANUP(struct transport *, transport_free)
 int transport_set_key(struct transport *transport, const void *key, size_t len);
 
 /*
- * Memory that calls will name as payload or room: by RDMA it is then read and written where it lies. Memory that was
+ * Memory that calls will name as payload or target: by RDMA it is then read and written where it lies. Memory that was
  * not told works too, by way of a copy; so does that which the device refuses, which is said. Nothing happens but a note
  * until an RDMA lane first uses it; then it is pinned, as one region for each device. It must be removed before it is
  * unmapped, and no call may name it then. Harmless without RDMA. Blocks of params.blocks need not be told. Any thread.
@@ -287,7 +287,7 @@ uint16_t transport_port(const struct transport *transport);
 int transport_connect(struct transport *transport, const char *address, uint64_t expect_id,
 		      struct peer **ret_peer);
 /*
- * Our own process as a peer: same contract, nothing copied. A result comes as answer_block, or is copied into room if
+ * Our own process as a peer: same contract, nothing copied. A result comes as answer_block, or is copied into target if
  * it was answered without a block. Always the same pointer, never lost. Calls to ourselves must have been answered
  * before transport_close(): it hands their memory back.
  */
@@ -304,7 +304,7 @@ void peer_call(struct peer *peer, struct call *call);
 /* Whether a call with len bytes of payload, and as many of result, may name direct memory now: they would go by RDMA. */
 bool peer_takes_direct(const struct peer *peer, uint64_t len);
 /*
- * Goes on with a call that ended with -ENOLINK. payload and room are now, and is_*_direct does not say otherwise, memory of
+ * Goes on with a call that ended with -ENOLINK. payload and target are now, and is_*_direct does not say otherwise, memory of
  * the host with the same bytes; nothing else of it has been changed. Its peer has not been lost.
  */
 void peer_call_on(struct call *call);
@@ -388,6 +388,6 @@ _cold_ void delivery_fail(struct delivery *delivery, int status, const char *tex
  * A block of len bytes for the result of a call from this process, in memory of its caller's, who gets the result there and
  * outlives it; the reference is the receiver's. NULL: there is none. No quota is charged.
  */
-struct block *delivery_lend(struct delivery *delivery, uint32_t len);
-/* The result is in the block that was lent, before anybody is answered. Returns whether the caller keeps it from now on. */
+struct block *delivery_in_place(struct delivery *delivery, uint32_t len);
+/* The result is in the block that delivery_in_place() gave, before anybody is answered. Returns whether the caller keeps it from now on. */
 bool delivery_filled(struct delivery *delivery);

@@ -31,7 +31,7 @@ struct run {
 	struct pair *pair;
 	struct place from, to;
 	struct pair_call calls[WINDOW];
-	size_t n_left;
+	size_t n_departed;
 };
 
 static void again(struct pair_call *call)
@@ -40,9 +40,9 @@ static void again(struct pair_call *call)
 
 	ASSERT_OK(call->call.status);
 	call->answer = block_unref(call->answer);
-	if (!run->n_left)
+	if (!run->n_departed)
 		return;
-	run->n_left--;
+	run->n_departed--;
 	call->n_done = 0;
 	peer_call(call->call.peer, &call->call);
 }
@@ -52,18 +52,18 @@ static uint64_t run_calls(struct run *run, size_t n, size_t len, size_t window)
 {
 	uint64_t start_ns = clock_now_ns();
 
-	run->n_left = n > window ? n - window : 0;
+	run->n_departed = n > window ? n - window : 0;
 	for (size_t i = 0; i < MIN(window, n); i++) {
 		pair_call_init(&run->calls[i], run->from.data + i * len, len,
 			       run->to.data + i * len, len);
 		run->calls[i].call.is_payload_direct = run->from.is_direct;
-		run->calls[i].call.is_room_direct = run->to.is_direct;
+		run->calls[i].call.is_target_direct = run->to.is_direct;
 		run->calls[i].call.header.job = (uintptr_t)run;
 		run->calls[i].on_done = again;
 		pair_call_begin(run->pair, &run->calls[i]);
 	}
 	for (size_t i = 0; i < MIN(window, n); i++)
-		PAIR_UNTIL(run->pair, run->calls[i].n_done && !run->n_left);
+		PAIR_UNTIL(run->pair, run->calls[i].n_done && !run->n_departed);
 	return clock_now_ns() - start_ns;
 }
 

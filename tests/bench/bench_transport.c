@@ -237,7 +237,7 @@ struct caller {
 	struct peer *peer;
 	int fd; /* plain */
 	const struct options *options;
-	char *payload, *room;
+	char *payload, *target;
 	struct call *calls;
 	double *latencies;
 	size_t n_out;
@@ -269,8 +269,8 @@ static void begin_call(struct caller *caller, size_t index, size_t len, bool ech
 			.reduction = REDUCTION_SUM,
 		},
 		.payload = caller->payload + index * len,
-		.room = caller->room + index * len,
-		.room_len = len,
+		.target = caller->target + index * len,
+		.target_len = len,
 		.done = on_done,
 	};
 	caller->n_out++;
@@ -305,7 +305,7 @@ static void call_once(struct caller *caller, const struct bench_case *c)
 {
 	if (!c->name) {
 		check(send_all(caller->fd, caller->payload, CALL_LEN), "sending");
-		check(receive_all(caller->fd, caller->room, CALL_LEN), "receiving");
+		check(receive_all(caller->fd, caller->target, CALL_LEN), "receiving");
 		return;
 	}
 	begin_call(caller, 0, CALL_LEN, true);
@@ -511,12 +511,12 @@ int main(int argc, char **argv)
 	}
 	options.bytes -= options.bytes % options.part;
 	caller.payload = malloc(options.bytes);
-	caller.room = malloc(options.bytes);
+	caller.target = malloc(options.bytes);
 	caller.calls = calloc(options.bytes / options.part, sizeof(struct call));
 	caller.latencies = calloc(options.calls, sizeof(double));
-	check(caller.payload && caller.room && caller.calls && caller.latencies, "memory");
+	check(caller.payload && caller.target && caller.calls && caller.latencies, "memory");
 	memset(caller.payload, 1, options.bytes);
-	memset(caller.room, 2, options.bytes);
+	memset(caller.target, 2, options.bytes);
 	for (size_t round = 0; round < options.rounds; round++)
 		for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
 			run_case(&caller, &cases[i], round);
@@ -524,7 +524,7 @@ int main(int argc, char **argv)
 	if (options.json)
 		write_json(&options);
 	free(caller.payload);
-	free(caller.room);
+	free(caller.target);
 	free(caller.calls);
 	free(caller.latencies);
 	return 0;

@@ -193,7 +193,7 @@ static void on_ended(struct agent_member *member, uint64_t number, const struct 
 	die("job", failure->text);
 }
 
-static void on_left(struct agent_member *member)
+static void on_departed(struct agent_member *member)
 {
 	container_of(member, struct node, member)->is_ready = true;
 }
@@ -216,7 +216,7 @@ static void join(struct node *node)
 	node->member = (struct agent_member){
 		.joined = on_joined,
 		.ended = on_ended,
-		.left = on_left,
+		.departed = on_departed,
 		.shm_fd = -1,
 	};
 	if (agent_join(node->agent, &node->member, &params, &failure))

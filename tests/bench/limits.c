@@ -165,16 +165,16 @@ static int connect_to(const char *host, const char *port, const char *congestion
 
 static void listen_once(const char *host)
 {
-	size_t room = 1 << 20, came = 0, warm = 0;
-	char *buffer = malloc(room);
+	size_t target = 1 << 20, came = 0, warm = 0;
+	char *buffer = malloc(target);
 	int stream = accept_one(host);
 	long long cpu = cpu_ns(), began = 0, ended = 0;
 	ssize_t n;
 
 	if (!buffer)
 		die("malloc");
-	memset(buffer, 0, room);
-	while ((n = read(stream, buffer, room)) > 0) {
+	memset(buffer, 0, target);
+	while ((n = read(stream, buffer, target)) > 0) {
 		came += (size_t)n;
 		ended = now_ns();
 		if (!began && came >= WARM_BYTES) {

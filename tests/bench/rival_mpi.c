@@ -34,7 +34,7 @@ static void await_order(long *order)
 
 int main(int argc, char **argv)
 {
-	long order[2] = { 0, 0 }, room = 0;
+	long order[2] = { 0, 0 }, target = 0;
 	float *data = NULL;
 	int rank;
 
@@ -50,10 +50,10 @@ int main(int argc, char **argv)
 		await_order(order);
 		if (!order[1])
 			break;
-		if (order[0] != room) {
+		if (order[0] != target) {
 			free(data);
-			room = order[0];
-			data = calloc((size_t)room / sizeof(float), sizeof(float));
+			target = order[0];
+			data = calloc((size_t)target / sizeof(float), sizeof(float));
 			if (!data)
 				MPI_Abort(MPI_COMM_WORLD, 1);
 		}
@@ -62,7 +62,7 @@ int main(int argc, char **argv)
 
 			MPI_Barrier(MPI_COMM_WORLD);
 			began = now_ns();
-			MPI_Allreduce(MPI_IN_PLACE, data, (int)(room / (long)sizeof(float)),
+			MPI_Allreduce(MPI_IN_PLACE, data, (int)(target / (long)sizeof(float)),
 				      MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 			took = now_ns() - began;
 			MPI_Reduce(&took, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);

@@ -79,7 +79,7 @@
 /* Where the result lies: in the room, or in the block in-process. */
 static const void *result_of(const struct pair_call *call)
 {
-	return call->answer ? call->answer->data : call->call.room;
+	return call->answer ? call->answer->data : call->call.target;
 }
 
 static void call_done(struct pair_call *call)

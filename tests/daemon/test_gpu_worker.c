@@ -35,7 +35,7 @@ static void say(const struct process *process, const struct gpu_command *command
 	ASSERT_OK(frame_send(process->socket, command, sizeof(*command), &fd, fd >= 0));
 }
 
-static void hand_over(const struct process *process, enum gpu_op op, uint64_t len)
+static void pass_on(const struct process *process, enum gpu_op op, uint64_t len)
 {
 	int fd = memfd_create("test", MFD_CLOEXEC);
 
@@ -55,8 +55,8 @@ static struct process process_start(void)
 	event = hear(&process);
 	ASSERT_EQ(event.kind, GPU_EVENT_READY);
 	ASSERT_OK(event.status);
-	hand_over(&process, GPU_OP_STAGING, STAGING);
-	hand_over(&process, GPU_OP_SESSION, SHM_LEN);
+	pass_on(&process, GPU_OP_STAGING, STAGING);
+	pass_on(&process, GPU_OP_SESSION, SHM_LEN);
 	return process;
 }
 

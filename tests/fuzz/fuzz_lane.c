@@ -19,10 +19,10 @@ enum {
 	FUZZ_PACKS = FUZZ_MODES, /* added to the mode */
 };
 
-#define N_CALLS	 4
-#define N_HELD	 64
-#define QUOTA	 (4u << 20)
-#define ROOM_LEN 64
+#define N_CALLS	   4
+#define N_HELD	   64
+#define QUOTA	   (4u << 20)
+#define TARGET_LEN 64
 
 static struct loop *loop;
 static struct block_cache *blocks;
@@ -106,7 +106,7 @@ static void start(void)
 
 struct fuzz_call {
 	struct call call;
-	char room[ROOM_LEN];
+	char target[TARGET_LEN];
 	unsigned n_done;
 };
 
@@ -116,8 +116,8 @@ static void on_done(struct call *call)
 
 	FUZZ_CHECK(!fuzz_call->n_done++);
 	FUZZ_CHECK(call->status <= 0 && !call->status == !*call->text);
-	if (!call->status && call->room)
-		FUZZ_CHECK(call->answer.len <= ROOM_LEN);
+	if (!call->status && call->target)
+		FUZZ_CHECK(call->answer.len <= TARGET_LEN);
 }
 
 static void begin_calls(struct peer *peer, struct fuzz_call *calls)
@@ -132,8 +132,8 @@ static void begin_calls(struct peer *peer, struct fuzz_call *calls)
 				    .dtype = DTYPE_UINT8,
 				    .operation = OPERATION_PUSH_PULL,
 				    .reduction = REDUCTION_SUM },
-			.room = i % 2 ? NULL : calls[i].room,
-			.room_len = i % 2 ? 0 : ROOM_LEN,
+			.target = i % 2 ? NULL : calls[i].target,
+			.target_len = i % 2 ? 0 : TARGET_LEN,
 			.done = on_done,
 		};
 		if (i == N_CALLS - 1)

@@ -15,7 +15,7 @@
 #define LAST_LEN   1000u
 #define N_THREADS  2u
 #define RECORD_LEN (offsetof(struct ledger_record, tensor) + 8) /* the rest of the name is 0 */
-#define HEADER_LEN offsetof(struct ledger_header, left)
+#define HEADER_LEN offsetof(struct ledger_header, departed)
 /* Made for N_THREADS: the least that there are. */
 #define N_JOURNALS LEDGER_JOURNALS_MIN
 
@@ -26,7 +26,7 @@ static void lay_over(char *memory, const uint8_t *data, size_t size)
 		size_t len;
 	} spans[] = {
 		{ 0, HEADER_LEN },
-		{ offsetof(struct ledger_header, left), 8 },
+		{ offsetof(struct ledger_header, departed), 8 },
 		{ LEDGER_PROCESS_OFFSET, sizeof(struct ledger_process) },
 		{ LEDGER_RECORD_OFFSET, RECORD_LEN },
 		{ LEDGER_RECORD_OFFSET + sizeof(struct ledger_record), RECORD_LEN },
@@ -104,7 +104,7 @@ static void use(struct ledger *ledger)
 	uint64_t n_rows;
 	uint32_t pid;
 
-	(void)ledger_has_left(ledger, SIZE - 1);
+	(void)ledger_has_departed(ledger, SIZE - 1);
 	(void)ledger_look(ledger, 0, &pid);
 	(void)ledger_find_rows(ledger, "w", 5, &n_rows);
 	if (ledger_round_begin(ledger, &round, &facts, &failure)) {

@@ -676,15 +676,15 @@ static void take_answer(struct peer *peer, const struct packet *packet)
 	call->answer = packet->header;
 	if (packet->header.op == DATA_ERROR) {
 		take_error(call, packet);
-	} else if (packet->header.op == DATA_RESULT && (call->room || call->find_room) &&
-		   len > call->room_len) {
+	} else if (packet->header.op == DATA_RESULT && (call->target || call->find_target) &&
+		   len > call->target_len) {
 		sim_fail("%s answers with a result of %u bytes, more than the %zu asked for",
-			 peer->name, len, call->room_len);
+			 peer->name, len, call->target_len);
 	} else if (len) {
-		if (packet->header.op == DATA_RESULT && !call->room && call->find_room)
-			call->room = call->find_room(call);
-		if (packet->header.op == DATA_RESULT && call->room) {
-			memcpy(call->room, packet->payload, len);
+		if (packet->header.op == DATA_RESULT && !call->target && call->find_target)
+			call->target = call->find_target(call);
+		if (packet->header.op == DATA_RESULT && call->target) {
+			memcpy(call->target, packet->payload, len);
 		} else {
 			if (block_new(peer->transport->blocks, len, NULL, &call->answer_block))
 				abort();
@@ -969,13 +969,13 @@ static void self_answer(struct incoming *incoming, const struct data_header *hea
 			call->status = -header->status;
 			memcpy(call->text, payload, len);
 			call->text[len] = '\0';
-		} else if (header->len && header->op == DATA_RESULT && call->room &&
-			   header->len > call->room_len) {
+		} else if (header->len && header->op == DATA_RESULT && call->target &&
+			   header->len > call->target_len) {
 			sim_fail("%s answers itself with a result that is too long", peer->name);
 		} else if (header->len && block) {
 			call->answer_block = block_ref(block);
-		} else if (header->len && header->op == DATA_RESULT && call->room) {
-			memcpy(call->room, payload, header->len);
+		} else if (header->len && header->op == DATA_RESULT && call->target) {
+			memcpy(call->target, payload, header->len);
 		} else if (header->len) {
 			if (block_new(peer->transport->blocks, header->len, NULL,
 				      &call->answer_block))
@@ -1011,11 +1011,11 @@ static void self_notice(struct peer *peer, struct packet *packet)
 	loop_input(peer->transport->loop, &errand->input);
 }
 
-struct block *delivery_lend(struct delivery *delivery, uint32_t len)
+struct block *delivery_in_place(struct delivery *delivery, uint32_t len)
 {
 	struct call *call = container_of(delivery, struct incoming, delivery)->call;
 
-	return call && call->lend ? call->lend(call, len) : NULL;
+	return call && call->in_place ? call->in_place(call, len) : NULL;
 }
 
 bool delivery_filled(struct delivery *delivery)

@@ -551,7 +551,7 @@ static void on_ended(struct agent_member *member, uint64_t number, const struct 
 		sim_fail("rank %u: its job has ended: %s", trainer->rank, failure->text);
 }
 
-static void on_left(struct agent_member *member)
+static void on_departed(struct agent_member *member)
 {
 	struct session *session = session_of(member);
 
@@ -778,7 +778,7 @@ static void connect(struct trainer *trainer)
 	session->member = (struct agent_member){
 		.joined = on_joined,
 		.ended = on_ended,
-		.left = on_left,
+		.departed = on_departed,
 		.refused = on_refused,
 		.charge = on_charge,
 		.charge_more = on_charge_more,

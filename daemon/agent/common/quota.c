@@ -42,14 +42,14 @@ static int charge(struct agent_job *job, uint32_t n, uint32_t before)
 static void look_again(struct agent_job *job, uint64_t in_ns)
 {
 	/* Without memory, what is charged stays so until the job's end. */
-	(void)loop_timer_set(job->agent->params.loop, &job->retention.room_timer,
+	(void)loop_timer_set(job->agent->params.loop, &job->retention.results_timer,
 			     clock_now_ns() + in_ns);
 }
 
 /* A quarter was enough since the agent looked last: half of the memory goes. */
 static void on_look(struct loop_timer *timer)
 {
-	struct agent_job *job = container_of(timer, struct agent_job, retention.room_timer);
+	struct agent_job *job = container_of(timer, struct agent_job, retention.results_timer);
 	uint32_t step = (uint32_t)MIN(
 		STEP_BYTES / align_up((uint64_t)ledger_result_bytes(job->resumption.ledger), 4096),
 		(uint64_t)STEP_RESULTS);
@@ -66,41 +66,41 @@ static void on_look(struct loop_timer *timer)
 	}
 	if (before <= first)
 		return;
-	if (before <= job->retention.room_target)
-		job->retention.room_target =
+	if (before <= job->retention.results_target)
+		job->retention.results_target =
 			ledger_results_peak(job->resumption.ledger) <= before / 4
 				? MAX(before / 2, first)
 				: before;
-	if (before > job->retention.room_target)
+	if (before > job->retention.results_target)
 		n = ledger_results_trim(
 			job->resumption.ledger,
-			MAX(before - MIN(MAX(step, 1u), before), job->retention.room_target));
+			MAX(before - MIN(MAX(step, 1u), before), job->retention.results_target));
 	/* The rest is in use. */
 	if (n == before)
-		job->retention.room_target = n;
+		job->retention.results_target = n;
 	charge_fewer(job, n);
 	if (n > first)
-		look_again(job, n > job->retention.room_target ? STEP_NS : LOOK_NS);
+		look_again(job, n > job->retention.results_target ? STEP_NS : LOOK_NS);
 }
 
 void agent_quota_init(struct agent_job *job)
 {
-	job->retention.room_timer.expired = on_look;
+	job->retention.results_timer.expired = on_look;
 }
 
 void agent_quota_done(struct agent_job *job)
 {
-	loop_timer_cancel(&job->retention.room_timer);
+	loop_timer_cancel(&job->retention.results_timer);
 }
 
 void agent_quota_formed(struct agent_job *job)
 {
 	if (!job->resumption.ledger || !ledger_is_far(job->resumption.ledger))
 		return;
-	job->retention.room_target = ledger_results_allowed(job->resumption.ledger);
+	job->retention.results_target = ledger_results_allowed(job->resumption.ledger);
 	if (ledger_results_cool(job->resumption.ledger, 0))
 		look_again(job, STEP_NS);
-	else if (job->retention.room_target > ledger_results_first(job->resumption.ledger))
+	else if (job->retention.results_target > ledger_results_first(job->resumption.ledger))
 		look_again(job, LOOK_NS);
 }
 
@@ -133,7 +133,7 @@ int agent_quota_for(struct agent_job *job, uint32_t n)
 		more = MAX(n, now + (more - now) / 2);
 	}
 	ledger_results_allow(job->resumption.ledger, more);
-	job->retention.room_target = more;
+	job->retention.results_target = more;
 	look_again(job, LOOK_NS);
 	return 0;
 }

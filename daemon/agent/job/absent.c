@@ -34,7 +34,7 @@ static void look_at(struct agent_job *job, uint32_t rank)
 	enum process_state state;
 	uint32_t pid;
 
-	if (ledger_has_left(job->resumption.ledger, rank) ||
+	if (ledger_has_departed(job->resumption.ledger, rank) ||
 	    (job->resumption.node_of_rank && job->resumption.node_of_rank[rank] != job->shape.node))
 		return;
 	agent_ranks_add(&absence->all, rank);

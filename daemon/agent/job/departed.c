@@ -44,7 +44,7 @@ static void tell(const struct agent_job *job, size_t server, uint32_t node)
 		.job = job->number,
 		.node = job->shape.node,
 		.epoch = job->placement.data_epoch,
-		.left_node = node,
+		.departed_node = node,
 	};
 
 	if (peer && peer_notice(peer, &header, NULL))

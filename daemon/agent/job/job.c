@@ -245,7 +245,7 @@ bool agent_job_dismiss(struct agent_job *job)
 	leaving = member->leaving;
 	agent_job_detach(member);
 	if (leaving)
-		member->left(member);
+		member->departed(member);
 	else
 		member->ended(member, job->end.number, &job->end.failure);
 	return true;
@@ -679,7 +679,7 @@ static void end_without_ranks(struct agent_job *job)
 	agent_job_fail(job, &failure, NULL);
 }
 
-void agent_job_end_left(struct agent_job *job)
+void agent_job_end_departed(struct agent_job *job)
 {
 	if (job->n_members || job->state != JOB_RUNNING || job->sweep.n_without)
 		return;
@@ -713,9 +713,9 @@ void agent_job_let_leave(struct agent_job *job)
 			ledger_leave(job->resumption.ledger, member->rank);
 		FAILPOINT("job-left");
 		agent_job_detach(member);
-		member->left(member);
+		member->departed(member);
 	}
-	agent_job_end_left(job);
+	agent_job_end_departed(job);
 	agent_elastic_try(job);
 }
 
@@ -727,13 +727,13 @@ void agent_leave(struct agent_member *member)
 
 	if (member->newcomer) {
 		agent_elastic_forget(member);
-		member->left(member);
+		member->departed(member);
 		return;
 	}
 	if (job->state == JOB_FORMING) {
 		agent_job_detach(member);
 		forming_without(job, member->index, rank, pid, "left");
-		member->left(member);
+		member->departed(member);
 		return;
 	}
 	if (member->leaving)

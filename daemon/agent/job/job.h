@@ -153,7 +153,7 @@ void agent_job_fail(struct agent_job *job, const struct failure *failure, const 
 /* The home server has put the job together, and every server knows it (or none is needed). */
 void agent_job_formed(struct agent_job *job);
 /* All ranks here have left: says so, once a server is there to hear it, and the job is over here. */
-void agent_job_end_left(struct agent_job *job);
+void agent_job_end_departed(struct agent_job *job);
 /* Members that leave do so once their requests have ended. */
 void agent_job_let_leave(struct agent_job *job);
 /* Arms the timer for a deadline, unless it is armed for an earlier one. */

@@ -114,13 +114,13 @@ static int check_fit(struct agent_newcomer *newcomer, const struct agent_job *jo
 uint32_t agent_elastic_n_waiting(const struct agent_job *job)
 {
 	uint32_t max = job->shape.max_ranks ? job->shape.max_ranks : JOB_RANKS_MAX;
-	uint32_t room = max - MIN(max, agent_elastic_size(job));
+	uint32_t vacant = max - MIN(max, agent_elastic_size(job));
 	const struct agent_waiting *waiting =
 		list_empty(&job->agent->newcomers)
 			? NULL
 			: waiting_find(job->agent, job->owner.name, job->owner.secret_digest);
 
-	return waiting ? MIN(waiting->n, room) : 0;
+	return waiting ? MIN(waiting->n, vacant) : 0;
 }
 
 bool agent_elastic_waits(const struct agent_job *job)

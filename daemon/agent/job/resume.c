@@ -63,8 +63,8 @@ int agent_resume_prepare(struct agent_job *job)
 	if (job->resumption.resumed) {
 		job->part_bytes = ledger_part_bytes(job->resumption.ledger);
 		for (uint32_t i = 0; i < job->layout.n_local; i++)
-			job->departed.ranks[i] = ledger_has_left(job->resumption.ledger,
-								 job->layout.rank_of_local[i]);
+			job->departed.ranks[i] = ledger_has_departed(job->resumption.ledger,
+								     job->layout.rank_of_local[i]);
 		keep_processes(job);
 		return 0;
 	}
@@ -117,8 +117,8 @@ void agent_resume_form(struct agent_job *job)
 		r = agent_job_order_members(job);
 	if (!r) {
 		for (uint32_t i = 0; i < job->layout.n_local; i++)
-			job->departed.ranks[i] = ledger_has_left(job->resumption.ledger,
-								 job->layout.rank_of_local[i]);
+			job->departed.ranks[i] = ledger_has_departed(job->resumption.ledger,
+								     job->layout.rank_of_local[i]);
 		keep_processes(job);
 		r = job->agent->hooks->attaches_again(job);
 	}
@@ -157,10 +157,10 @@ static struct agent_job *find_run(struct agent *agent, const struct agent_join *
 }
 
 /* The ranks that had left count as there; the first of them is why nothing new can be submitted. */
-static void take_left(struct agent_job *job)
+static void take_departed(struct agent_job *job)
 {
 	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
-		if (!ledger_has_left(job->resumption.ledger, rank))
+		if (!ledger_has_departed(job->resumption.ledger, rank))
 			continue;
 		if (!job->departed.n_before++ && !job->shape.elastic)
 			(void)failure_set(&job->departed.failure, -EPIPE, "rank %u has left job %s",
@@ -168,10 +168,10 @@ static void take_left(struct agent_job *job)
 	}
 }
 
-static int check_left(const struct ledger *ledger, const struct agent_join *join,
-		      struct failure *failure)
+static int check_departed(const struct ledger *ledger, const struct agent_join *join,
+			  struct failure *failure)
 {
-	if (ledger_has_left(ledger, join->rank))
+	if (ledger_has_departed(ledger, join->rank))
 		return failure_set(failure, -EEXIST, "job %s: rank %u has left it", join->job,
 				   join->rank);
 	return 0;
@@ -234,7 +234,7 @@ static int begin(struct agent *agent, struct agent_join *join, uint64_t number, 
 		return r;
 	/* Ranks that have regrouped may be on one node now. */
 	through.force_distributed |= join->elastic && through_servers;
-	r = check_left(ledger, join, failure);
+	r = check_departed(ledger, join, failure);
 	if (r)
 		return r;
 	other = find_other_run(agent, join, ledger, &is_next);
@@ -279,7 +279,7 @@ static int begin(struct agent *agent, struct agent_join *join, uint64_t number, 
 		agent_job_fail(job, &why, NULL);
 		return r;
 	}
-	take_left(job);
+	take_departed(job);
 	log_info("job %s: run %016" PRIx64 ": rank %u is the first to come back after a restart",
 		 job->owner.name, job->number, join->rank);
 	*ret_job = job;
@@ -302,7 +302,7 @@ static int compare(const struct agent_job *job, const struct agent_join *join, i
 	if (job->state != JOB_FORMING)
 		return failure_set(failure, -EEXIST, "job %s: all its ranks are back already",
 				   join->job);
-	return check_left(job->resumption.ledger, join, failure);
+	return check_departed(job->resumption.ledger, join, failure);
 }
 
 int agent_resume(struct agent *agent, struct agent_member *member, const struct agent_join *given,

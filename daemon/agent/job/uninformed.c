@@ -26,7 +26,7 @@ struct agent_job *agent_uninformed_find(struct agent *agent, const char *name,
 
 static bool may_be(const struct ledger *ledger, uint32_t rank, const struct process_seen *process)
 {
-	return ledger_may_be(ledger, rank, process) && !ledger_has_left(ledger, rank) &&
+	return ledger_may_be(ledger, rank, process) && !ledger_has_departed(ledger, rank) &&
 	       !ledger_out(ledger, rank);
 }
 

@@ -65,8 +65,8 @@ void agent_elastic_recall(struct agent_job *job)
 			job->placement.moves[job->fleet.n_viewed + rank] = DATA_MOVES_LOST;
 		if (local == RANK_AWAY)
 			continue;
-		job->membership.gone[local] =
-			job->membership.out[rank] || ledger_has_left(job->resumption.ledger, rank);
+		job->membership.gone[local] = job->membership.out[rank] ||
+					      ledger_has_departed(job->resumption.ledger, rank);
 		job->membership.n_gone += job->membership.gone[local] && !job->membership.out[rank];
 	}
 }
@@ -94,7 +94,7 @@ static void drop_here(struct agent_job *job, uint32_t index, const struct failur
 	agent_tensor_without(job);
 	agent_round_without(job, index, why);
 	if (member->leaving)
-		member->left(member);
+		member->departed(member);
 	else
 		member->ended(member, number, why);
 }
@@ -286,7 +286,7 @@ void agent_elastic_formed(struct agent_job *job)
 	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
 		job->membership.out[rank] = ledger_out(job->resumption.ledger, rank);
 		/* It died while there was no daemon. */
-		if (!job->membership.out[rank] && ledger_has_left(job->resumption.ledger, rank))
+		if (!job->membership.out[rank] && ledger_has_departed(job->resumption.ledger, rank))
 			job->membership.out[rank] = UINT32_MAX;
 		else
 			job->membership.number =

@@ -43,18 +43,19 @@ static bool follows(const struct agent_job *job, uint32_t index)
 static bool is_news(const struct agent_job *job, struct agent_tensor *tensor,
 		    const struct agent_begun *begun)
 {
-	if (tensor->told_since != job->following.since) {
-		tensor->told_since = job->following.since;
-		tensor->told_rounds = UINT64_MAX;
+	if (tensor->notified_since != job->following.since) {
+		tensor->notified_since = job->following.since;
+		tensor->notified_rounds = UINT64_MAX;
 		for (uint32_t i = 0; i < job->layout.n_local; i++)
 			if (follows(job, i))
-				tensor->told_rounds = MIN(tensor->told_rounds, tensor->reached[i]);
+				tensor->notified_rounds =
+					MIN(tensor->notified_rounds, tensor->reached[i]);
 	}
-	if (begun->round <= tensor->told_rounds)
+	if (begun->round <= tensor->notified_rounds)
 		return false;
 	/* What is behind it and is not told has failed. */
-	tensor->told_rounds = MAX(tensor->told_rounds, begun->first - 1);
-	tensor->told_rounds += begun->round == tensor->told_rounds + 1;
+	tensor->notified_rounds = MAX(tensor->notified_rounds, begun->first - 1);
+	tensor->notified_rounds += begun->round == tensor->notified_rounds + 1;
 	return true;
 }
 
@@ -110,18 +111,18 @@ static bool has_heard(const struct agent_round *round, const struct agent_member
 {
 	const struct agent_tensor *tensor = round->tensor;
 
-	return member->follows && tensor->told_since == round->job->following.since &&
-	       round->number <= tensor->told_rounds;
+	return member->follows && tensor->notified_since == round->job->following.since &&
+	       round->number <= tensor->notified_rounds;
 }
 
 void agent_follow_came(struct agent_round *round, const struct agent_member *member, bool begins)
 {
 	bool heard = has_heard(round, member);
-	bool is_told = !begins && !round->turn.heard;
+	bool is_notified = !begins && !round->turn.heard;
 
 	if (begins)
 		round->turn.heard = heard;
-	if (heard || is_told)
+	if (heard || is_notified)
 		return;
 	round->turn.heard = false;
 	tell(round);

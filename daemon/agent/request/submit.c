@@ -578,6 +578,6 @@ void agent_round_mended(struct agent_job *job)
 	if (job->resumption.suspended)
 		return;
 	agent_job_let_leave(job);
-	agent_job_end_left(job);
+	agent_job_end_departed(job);
 	agent_elastic_try(job);
 }

@@ -15,7 +15,7 @@
 #define SWEEP_REST_NS NSEC_PER_USEC
 
 /* What moves on this node alone is over in a moment, and well. */
-static bool can_be_left(const struct agent_round *round)
+static bool can_be_abandoned(const struct agent_round *round)
 {
 	return (round->state != ROUND_MOVING || round->job->distributed) &&
 	       !agent_resume_moves(round->tensor, round->number);
@@ -43,7 +43,7 @@ static void visit(struct agent_round *round, uint64_t now_ns)
 		agent_round_fail(round, &job->end.failure, false);
 	else if (tensor_failure->status)
 		agent_round_fail(round, tensor_failure, false);
-	else if (job->sweep.leaves.status && can_be_left(round))
+	else if (job->sweep.leaves.status && can_be_abandoned(round))
 		agent_round_fail(round, &job->sweep.leaves, true);
 	else if (has_deadline(round) && round->times.deadline_ns <= now_ns)
 		agent_round_expire(round);

@@ -49,7 +49,7 @@ struct agent_tensor {
 	bool needed;	     /* forgetting: a rank has use of it again */
 	uint32_t n_released; /* ranks here that agree that it is unused */
 	/* Rounds up to this one were told to ranks here that follow the others, since somebody last began to: following.since. */
-	uint64_t told_rounds, told_since;
+	uint64_t notified_rounds, notified_since;
 	uint64_t reached
 		[]; /* by local number: rounds that this rank has submitted, in the past too; then n_last, declarations, declared */
 };

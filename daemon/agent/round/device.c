@@ -346,12 +346,12 @@ int agent_device_ready(struct agent_round *round, struct failure *failure)
 uint32_t agent_device_part_bytes(const struct agent_round *round, uint64_t bytes)
 {
 	const struct agent_job *job = round->job;
-	uint64_t room, part;
+	uint64_t most, part;
 
 	if (job->distributed || job->shape.part_bytes)
 		return job->part_bytes;
-	room = gpu_staging_len(job->device->worker) / (PARTS_AT_ONCE * job->layout.n_local);
-	part = MIN(MAX(bytes / PARTS_OF_ROUND, (uint64_t)PART_BYTES_LEAST), room);
+	most = gpu_staging_len(job->device->worker) / (PARTS_AT_ONCE * job->layout.n_local);
+	part = MIN(MAX(bytes / PARTS_OF_ROUND, (uint64_t)PART_BYTES_LEAST), most);
 	part = MIN(part, (uint64_t)job->agent->params.device_part_bytes);
 	part = MAX(part, (uint64_t)job->part_bytes);
 	return (uint32_t)(part - part % PART_ALIGN);

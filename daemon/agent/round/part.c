@@ -51,7 +51,7 @@ static int part_new(struct agent_round *round, const struct extent *extent,
 	part->extent = *extent;
 	part->state = PART_NEW;
 	part->send_queue = NULL;
-	part->room = NULL;
+	part->target = NULL;
 	part->remote = part->stored = part->posted = part->again = false;
 	part->out_of_range = false;
 	part->n_copied = 0;
@@ -69,9 +69,9 @@ static int part_new(struct agent_round *round, const struct extent *extent,
 	return 0;
 }
 
-void agent_part_left(struct agent_part *part)
+void agent_part_sent(struct agent_part *part)
 {
-	agent_schedule_left(part->round, part->unsent);
+	agent_schedule_sent(part->round, part->unsent);
 	part->unsent = 0;
 }
 
@@ -102,7 +102,7 @@ static void tell_stored(struct agent_part *part)
 }
 
 /*
- * Whether the retained result of a part whose round fails goes when all nodes have it, as any. One whose memory was lent does,
+ * Whether the retained result of a part whose round fails goes when all nodes have it, as any. One that a server made in place does,
  * whether this agent has heard of it or not: others may have been told that it is kept.
  */
 static bool outlives_round(const struct agent_part *part, bool is_numbered)
@@ -162,7 +162,7 @@ void agent_part_end(struct agent_part *part)
 	part->block = block_unref(part->block);
 	agent_device_give(part);
 	was_unsent = part->unsent;
-	agent_part_left(part);
+	agent_part_sent(part);
 	list_remove(&part->link);
 	list_push_front(&job->memory.spare_parts, &part->link);
 	job->n_in_flight--;
@@ -178,7 +178,7 @@ void agent_part_end(struct agent_part *part)
 void agent_part_drop(struct agent_part *part)
 {
 	if (part->charged && part->send_queue) {
-		agent_part_left(part);
+		agent_part_sent(part);
 		agent_send_queue_sent(part->send_queue, part);
 		agent_send_queue_pump(part->send_queue);
 	}

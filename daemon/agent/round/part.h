@@ -51,7 +51,7 @@ struct agent_part {
 	uint64_t charged;		     /* bytes ahead in the send queue */
 	uint64_t unsent;		     /* counted in its round */
 	struct block *block;		     /* the gathered sum, then the answer */
-	void *room;			     /* where the answer went, if not into the block */
+	void *target;			     /* where the answer went, if not into the block */
 	/* Of a job that outlives its daemons' processes. */
 	uint64_t
 		attachment; /* since which the result has its number; 0: the part was not sent yet */
@@ -133,7 +133,7 @@ void agent_part_fail(struct agent_part *part, int status, const char *text);
 /* Its server is attached (again). */
 void agent_part_unpark(struct agent_part *part);
 /* Its bytes have left, or are not to be sent any more. */
-void agent_part_left(struct agent_part *part);
+void agent_part_sent(struct agent_part *part);
 
 /* work.c: one sum, or copies. */
 /* Inputs: the local ranks' contributions. Outputs: of the local ranks that the part is for. */
@@ -167,7 +167,7 @@ bool agent_part_feed(struct agent_part *part);
 /* Says in the ledger what its retained result is, or is to be. */
 void agent_part_name_retained(struct agent_part *part);
 
-/* in_place.c: call.lend and call.filled of a part whose result is kept, see transport.h. */
+/* in_place.c: call.in_place and call.filled of a part whose result is kept, see transport.h. */
 struct block *agent_in_place(struct call *call, uint32_t len);
 bool agent_in_place_filled(struct call *call);
 

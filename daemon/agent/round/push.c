@@ -109,7 +109,7 @@ static void scatter(struct agent_part *part)
 		part->inputs[part->n_inputs++] = ledger_result_data(
 			job_of(part)->resumption.ledger, part->retained, part->extent.len);
 	else if (part->extent.len && is_for_here(part))
-		part->inputs[part->n_inputs++] = part->block ? part->block->data : part->room;
+		part->inputs[part->n_inputs++] = part->block ? part->block->data : part->target;
 	else
 		agent_part_set_inputs(part);
 	/* A sum that is none of ours: nothing to copy from. */
@@ -202,7 +202,7 @@ static void on_sent(struct call *call)
 {
 	struct agent_part *part = container_of(call, struct agent_part, call);
 
-	agent_part_left(part);
+	agent_part_sent(part);
 	/* Its result comes to memory of the ledger. */
 	if (agent_part_is_direct(part) && job_of(part)->retention.keeps)
 		agent_device_give(part);
@@ -425,7 +425,7 @@ static void push_again(struct agent_part *part)
 static void call_on(struct agent_part *part)
 {
 	struct call *call = &part->call;
-	bool had_room = call->is_room_direct;
+	bool was_direct = call->is_target_direct;
 
 	if (job_of(part)->resumption.suspended)
 		return;
@@ -438,11 +438,11 @@ static void call_on(struct agent_part *part)
 			agent_part_fail(part, -ECONNRESET, "its server was lost");
 		return;
 	}
-	if (had_room)
-		call->room = part->room = agent_part_first_output(part);
+	if (was_direct)
+		call->target = part->target = agent_part_first_output(part);
 	call->payload = !call->header.len ? NULL : part->block ? part->block->data : part->result;
 	call->payload_block = TAKE_PTR(part->block);
-	call->is_payload_direct = call->is_room_direct = false;
+	call->is_payload_direct = call->is_target_direct = false;
 	peer_call_on(call);
 }
 
@@ -540,7 +540,7 @@ static bool goes_straight(const struct agent_part *part)
 }
 
 /* Not before the result comes: memory that waits for it is used by nobody, and cold. On the lane's thread. */
-static void *find_room(struct call *call)
+static void *find_target(struct call *call)
 {
 	struct agent_part *part = container_of(call, struct agent_part, call);
 	struct ledger *ledger = job_of(part)->resumption.ledger;
@@ -548,7 +548,7 @@ static void *find_room(struct call *call)
 	if (goes_straight(part)) {
 		part->is_straight = true;
 		FAILPOINT("part-straight");
-		return part->room = agent_part_first_output(part);
+		return part->target = agent_part_first_output(part);
 	}
 	part->retained = ledger_result_take(ledger, true);
 	if (part->retained == LEDGER_NO_RESULT)
@@ -606,7 +606,7 @@ static void push(struct agent_part *part, const void *payload)
 	const struct agent_tensor *tensor = round->tensor;
 	const struct extent *extent = &part->extent;
 	struct agent_job *job = tensor->job;
-	bool by_rows = agent_part_is_rows(part), room = answer_len(part) && !by_rows;
+	bool by_rows = agent_part_is_rows(part), has_result = answer_len(part) && !by_rows;
 	struct agent_server *server;
 
 	if (!part->send_queue)
@@ -630,7 +630,7 @@ static void push(struct agent_part *part, const void *payload)
 	}
 	part->attachment = server->attachment;
 	part->is_straight = false;
-	part->room = room && !job->retention.keeps ? agent_part_first_output(part) : NULL;
+	part->target = has_result && !job->retention.keeps ? agent_part_first_output(part) : NULL;
 	/* Which results are kept here: servers do not read that in a pull of rows. */
 	if (job->retention.keeps && (!by_rows || payload)) {
 		server->ack_sent = server->acked;
@@ -660,18 +660,18 @@ static void push(struct agent_part *part, const void *payload)
 	say_how(&part->call.header, part);
 	part->call.payload = payload;
 	part->call.payload_block = TAKE_PTR(part->block);
-	part->call.room = part->room;
-	part->call.room_len = room ? answer_len(part) : 0;
-	part->call.find_room = room && job->retention.keeps ? find_room : NULL;
-	if (room && job->retention.keeps) {
-		part->call.lend = agent_in_place;
+	part->call.target = part->target;
+	part->call.target_len = has_result ? answer_len(part) : 0;
+	part->call.find_target = has_result && job->retention.keeps ? find_target : NULL;
+	if (has_result && job->retention.keeps) {
+		part->call.in_place = agent_in_place;
 		part->call.filled = agent_in_place_filled;
 	}
 	part->call.sent = on_sent;
 	part->call.is_repeatable = job->retention.keeps && !by_rows;
 	part->call.is_again = part->again;
 	part->call.is_payload_direct = agent_part_is_direct(part);
-	part->call.is_room_direct = part->call.is_payload_direct && part->room;
+	part->call.is_target_direct = part->call.is_payload_direct && part->target;
 	part->call.done = on_answer;
 	fetch_then(part);
 	peer_call(part->send_queue->peer, &part->call);

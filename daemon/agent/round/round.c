@@ -103,7 +103,7 @@ void agent_round_end_requests(struct agent_round *round)
 {
 	const struct failure *failure = round->failure.status ? &round->failure : NULL;
 	struct agent *agent = job_of(round)->agent;
-	struct failure no_room;
+	struct failure too_small;
 
 	for (uint32_t i = 0; i < agent_round_n_local(round); i++) {
 		struct agent_request *request = agent_round_take(round, i);
@@ -114,7 +114,7 @@ void agent_round_end_requests(struct agent_round *round)
 			agent_elastic_outcome(round, i, request);
 		if (request && !failure)
 			agent_request_end(agent, request,
-					  agent_rows_verdict(round, request, &no_room));
+					  agent_rows_verdict(round, request, &too_small));
 		else if (request)
 			agent_request_end(agent, request, failure);
 		if (request)
@@ -212,7 +212,7 @@ bool agent_round_can_begin_part(const struct agent_round *round)
 	if (round->ledger.ledger && !round->gate.on &&
 	    !ledger_round_reaches(&round->ledger, round->n_cut))
 		return false;
-	return n_parts < ROUND_PARTS_MAX && agent_schedule_has_room(round);
+	return n_parts < ROUND_PARTS_MAX && agent_schedule_has_window(round);
 }
 
 void agent_round_refill(struct agent_round *round)
@@ -427,7 +427,7 @@ static uint32_t root_of(const struct agent_round *round)
 		       : first->root;
 }
 
-static int check_room(const struct agent_round *round, struct failure *failure)
+static int check_quota(const struct agent_round *round, struct failure *failure)
 {
 	struct agent_job *job = job_of(round);
 	const struct agent_request *first = agent_round_first(round);
@@ -467,7 +467,7 @@ static void round_start(struct agent_round *round)
 	round->n_in = 0;
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
 		round->n_in += round->ranks[i].in = round->ranks[i].request;
-	if ((is_gated(round) && check_room(round, &words)) || round_record(round, &words)) {
+	if ((is_gated(round) && check_quota(round, &words)) || round_record(round, &words)) {
 		agent_round_describe(round, &failure, words.status, "%s", words.text);
 		agent_round_fail(round, &failure, true);
 		return;

@@ -572,15 +572,15 @@ int agent_rows_answered(struct agent_part *part, struct failure *failure)
 bool agent_rows_outcome(const struct agent_tensor *tensor, struct agent_request *request,
 			uint64_t n_rows, struct failure *ret_failure)
 {
-	uint64_t room = request->output_count / request->width;
+	uint64_t capacity = request->output_count / request->width;
 
 	request->n_rows = n_rows;
-	if (n_rows <= room)
+	if (n_rows <= capacity)
 		return true;
 	(void)failure_set(ret_failure, -ENOSPC,
 			  "tensor %s, round %" PRIu64 ": the result has %" PRIu64
 			  " rows, and there is room for %" PRIu64,
-			  tensor->name, request->round, n_rows, room);
+			  tensor->name, request->round, n_rows, capacity);
 	return false;
 }
 

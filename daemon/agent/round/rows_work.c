@@ -21,7 +21,7 @@ static uint64_t rows_in(const struct agent_rows *rows, uint32_t local)
 	return request_of(rows, local) ? request_of(rows, local)->input_count / rows->width : 0;
 }
 
-static uint64_t room_of(const struct agent_rows *rows, uint32_t local)
+static uint64_t capacity_of(const struct agent_rows *rows, uint32_t local)
 {
 	return request_of(rows, local) ? request_of(rows, local)->output_count / rows->width : 0;
 }
@@ -192,7 +192,7 @@ static int takers_find(const struct agent_rows *rows, struct takers *takers)
 	if (!takers->numbers || !takers->values)
 		return -ENOMEM;
 	for (uint32_t i = 0; rows->n_result && i < n_local; i++) {
-		if (room_of(rows, i) < rows->n_result)
+		if (capacity_of(rows, i) < rows->n_result)
 			continue;
 		takers->numbers[takers->n] = request_of(rows, i)->output_rows;
 		takers->values[takers->n++] = request_of(rows, i)->output;

@@ -18,4 +18,4 @@ struct priority_class {
 };
 
 /* Finds the level of each. Sorts the array. */
-void priority_class_make(struct priority_class **levels, size_t n);
+void priority_class_make(struct priority_class **classes, size_t n);

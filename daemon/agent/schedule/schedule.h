@@ -13,8 +13,8 @@ struct agent_schedule {
 	struct agent_round *uncut;	/* the first with parts to be made, or NULL */
 	uint64_t unsent, unsent_before; /* bytes: of all rounds; of those before it */
 	bool scheduling;
-	uint64_t n_leveled,
-		n_class_rounds; /* tensors, and rounds since levels were made: priority_class.c */
+	uint64_t n_classed,
+		n_class_rounds; /* tensors, and rounds since classes were made: priority_class.c */
 	bool classes_stale;
 	int32_t urgent_priority; /* the largest */
 	uint64_t n_urgent,

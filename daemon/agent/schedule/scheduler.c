@@ -239,7 +239,7 @@ void agent_schedule_queued(struct agent_round *round, uint64_t bytes)
 		job->schedule.unsent_before += bytes;
 }
 
-void agent_schedule_left(struct agent_round *round, uint64_t bytes)
+void agent_schedule_sent(struct agent_round *round, uint64_t bytes)
 {
 	struct agent_job *job = round->job;
 
@@ -253,7 +253,7 @@ void agent_schedule_left(struct agent_round *round, uint64_t bytes)
 		agent_schedule_remove(round);
 }
 
-bool agent_schedule_has_room(const struct agent_round *round)
+bool agent_schedule_has_window(const struct agent_round *round)
 {
 	const struct agent_job *job = round->job;
 	const uint64_t ahead = agent_schedule_ahead(job);

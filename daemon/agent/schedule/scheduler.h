@@ -15,8 +15,8 @@ void agent_schedule_remove(struct agent_round *round);
 void agent_schedule_cut(struct agent_round *round);
 /* A part of it waits to be sent; and does so no more. */
 void agent_schedule_queued(struct agent_round *round, uint64_t bytes);
-void agent_schedule_left(struct agent_round *round, uint64_t bytes);
+void agent_schedule_sent(struct agent_round *round, uint64_t bytes);
 /* Whether another part may be made: little enough waits to be sent of this round and of those before it. */
-bool agent_schedule_has_room(const struct agent_round *round);
+bool agent_schedule_has_window(const struct agent_round *round);
 /* Bytes have left, or are not to be sent any more: makes parts, of the most urgent round first, as far as there is room. */
 void agent_schedule_run(struct agent_job *job);

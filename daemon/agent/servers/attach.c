@@ -30,7 +30,7 @@ static void attached(struct agent_setup *setup)
 	if (setup->server == job->fleet.home_number && job->following.turn)
 		agent_setup_follow(job);
 	if (job->departed.unsaid)
-		agent_job_end_left(job);
+		agent_job_end_departed(job);
 	if (job->state == JOB_FORMING && job->fleet.n_attached == agent_move_n_in(job))
 		agent_job_formed(job);
 }

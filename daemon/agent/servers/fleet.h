@@ -114,7 +114,7 @@ const struct ledger_known *agent_names_in_doubt(const struct agent_tensor *tenso
 /* Whether a key that the ledger had has gone from there. */
 bool agent_names_is_forgotten(const struct agent_job *job, uint64_t key);
 /* A home that is fresh has been told of all tensors. */
-void agent_names_told(const struct agent_job *job);
+void agent_names_notified(const struct agent_job *job);
 /* A server has attached, perhaps again. */
 void agent_names_attached(struct agent_job *job, size_t server);
 void agent_setup_fail_job(struct agent_job *job, const struct failure *failure,

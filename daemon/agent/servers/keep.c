@@ -295,7 +295,7 @@ static void declare_again(struct agent_job *job, bool fresh)
 		if (!known->in_doubt)
 			agent_setup_declare_known(job, known);
 	if (fresh && job->fleet.servers[job->fleet.home_number].forgets)
-		agent_names_told(job);
+		agent_names_notified(job);
 	map_for_each (entry, &job->tensors.by_name) {
 		struct agent_tensor *tensor = container_of(entry, struct agent_tensor, entry);
 
@@ -492,7 +492,7 @@ static void on_offered(struct call *call)
 	if (!job->resumption.suspended) {
 		kept->offered--;
 		if (!kept->taken && !kept->offered &&
-		    !kept->lent) /* freed meanwhile, and now for others */
+		    !kept->in_place) /* freed meanwhile, and now for others */
 			agent_keep_free(job, offer->retained);
 		else if (kept->taken && !kept->offered &&
 			 offer->server->attachment != offer->attachment)

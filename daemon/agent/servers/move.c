@@ -67,7 +67,7 @@ uint32_t agent_move_number(const struct agent_job *job, size_t server)
 }
 
 /* Deals stripes to the servers that are in. Returns 0 or -errno. */
-static int deal_to(const struct agent_job *job, uint16_t *stripes)
+static int assign_to(const struct agent_job *job, uint16_t *stripes)
 {
 	size_t n = job->fleet.n_servers, n_in = 0;
 	_cleanup_(freep) struct agent_server **in = calloc(n, sizeof(in[0]));
@@ -85,14 +85,14 @@ static int deal_to(const struct agent_job *job, uint16_t *stripes)
 			.bandwidth_mbps = in[i]->member.bandwidth_mbps,
 			.colocated = in[i]->colocated,
 		};
-	r = placement_deal(servers, n_in, job->shape.n_nodes, stripes, job->placement.n_stripes);
+	r = placement_assign(servers, n_in, job->shape.n_nodes, stripes, job->placement.n_stripes);
 	for (size_t s = 0; !r && s < job->placement.n_stripes; s++)
 		stripes[s] = (uint16_t)(in[stripes[s]] - job->fleet.servers);
 	return error_trace(r);
 }
 
 /* Deals all stripes anew: what is said about data before does not count any more, and nothing is where it was. */
-static int deal(struct agent_job *job)
+static int assign(struct agent_job *job)
 {
 	_cleanup_(freep) uint16_t *stripes = calloc(job->placement.n_stripes, sizeof(stripes[0]));
 	_cleanup_(freep) struct agent_stripes *kept = malloc(sizeof(*kept));
@@ -100,7 +100,7 @@ static int deal(struct agent_job *job)
 
 	if (!stripes || !kept)
 		return error_origin(-ENOMEM);
-	r = deal_to(job, stripes);
+	r = assign_to(job, stripes);
 	if (r)
 		return error_trace(r);
 	/* A thread of the pool may be reading the others: push_pull_rows. */
@@ -168,7 +168,7 @@ int agent_move_home(const struct agent_job *job, const struct agent_said *said, 
 static int place(struct agent_job *job)
 {
 	_cleanup_(freep) struct agent_said *said = agent_move_said(job);
-	int r = said ? deal(job) : error_origin(-ENOMEM);
+	int r = said ? assign(job) : error_origin(-ENOMEM);
 
 	if (!r)
 		r = agent_move_home(job, said, &job->fleet.home_number);
@@ -327,7 +327,7 @@ static void go_over(struct agent_job *job, const char *why)
 				     is_in ? now_ns : now_ns + RETURN_NS);
 	}
 	sort_parked(job);
-	job->agent->hooks->ranks_left_behind(job, why);
+	job->agent->hooks->goes_on_without(job, why);
 	agent_add_look_soon(job);
 	FAILPOINT("job-moved");
 	agent_job_release(job);

@@ -75,7 +75,7 @@ void agent_names_keep(const struct agent_job *job, uint64_t key)
 	notice(job, DATA_KEEP, key);
 }
 
-void agent_names_told(const struct agent_job *job)
+void agent_names_notified(const struct agent_job *job)
 {
 	notice(job, DATA_NAMED, ledger_last_key(job->resumption.ledger));
 }

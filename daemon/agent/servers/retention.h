@@ -28,12 +28,12 @@ struct agent_retention {
 	struct list starved; /* parts whose result waits for memory */
 	bool feeding;	     /* starved parts are gone through, or not to be */
 	struct list in_place,
-		spare_in_place;	      /* memory lent to servers in this process: in_place.c */
-	struct loop_timer room_timer; /* whether memory is not needed any more: quota.c */
-	uint32_t room_target;	      /* memory of so many results is to stay */
-	struct agent_failed *failed;  /* a ring of AGENT_FAILED, or NULL */
-	size_t n_failed;	      /* ever */
-	struct mail ack_mail;	      /* tells servers what is kept */
+		spare_in_place; /* of which servers in this process have no use any more: in_place.c */
+	struct loop_timer results_timer; /* whether memory is not needed any more: quota.c */
+	uint32_t results_target;	 /* memory of so many results is to stay */
+	struct agent_failed *failed;	 /* a ring of AGENT_FAILED, or NULL */
+	size_t n_failed;		 /* ever */
+	struct mail ack_mail;		 /* tells servers what is kept */
 	bool acking;
 };
 
@@ -108,5 +108,5 @@ int agent_quota_for(struct agent_job *job, uint32_t n);
 /* Makes more room when it becomes scarce: 0, or -EDQUOT. */
 int agent_quota_look(struct agent_job *job);
 
-/* in_place.c: nothing that was lent is in use any more. */
+/* in_place.c: no result in place is in use any more. */
 void agent_in_place_done(struct agent_job *job);

@@ -241,7 +241,7 @@ void agent_setup_fail_job(struct agent_job *job, const struct failure *failure,
 void agent_setup_follow(struct agent_job *job)
 {
 	struct peer *home = agent_setup_peer(job, job->fleet.home_number);
-	const struct failure *left = &job->departed.failure;
+	const struct failure *departed = &job->departed.failure;
 	struct data_header header = {
 		.op = DATA_FOLLOW,
 		.job = job->number,
@@ -249,12 +249,12 @@ void agent_setup_follow(struct agent_job *job)
 		.turn = job->following.turn,
 		.n_following = job->following.n_here,
 		.n_idle = job->following.n_idle,
-		.status = -left->status,
-		.len = left->status ? (uint32_t)strnlen(left->text, ERROR_TEXT_MAX) : 0,
+		.status = -departed->status,
+		.len = departed->status ? (uint32_t)strnlen(departed->text, ERROR_TEXT_MAX) : 0,
 	};
 
 	if (home && peer_has(home, DATA_FEATURE_FOLLOW))
-		peer_tell(home, &header, left->text);
+		peer_tell(home, &header, departed->text);
 }
 
 /* A server ends what this node has contributed alone, or the round of all. */

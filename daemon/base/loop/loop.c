@@ -502,7 +502,7 @@ void loop_spin(struct loop *loop, uint64_t spin_ns, struct loop_watch *watch)
 
 bool loop_linger(struct loop *loop, uint64_t now_ns, uint64_t linger_ns)
 {
-	if (!allowance_left(&loop->allowance, (int64_t)now_ns))
+	if (!allowance_remains(&loop->allowance, (int64_t)now_ns))
 		return false;
 	loop->linger_until_ns = MAX(loop->linger_until_ns, now_ns + linger_ns);
 	return true;

@@ -42,7 +42,7 @@ static struct {
 
 /* -- Out --------------------------------------------------------------------------------------- */
 
-static int hand_over(struct porter_note *note)
+static int pass_on(struct porter_note *note)
 {
 	struct porter_request request = { .id = (uintptr_t)note, .op = note->op };
 	int r = frame_send(porter.socket.fd, &request, sizeof(request), &note->fd, 1);
@@ -56,7 +56,7 @@ static int hand_over(struct porter_note *note)
 /* Returns whether it has been said, or never will be. */
 static bool say(struct porter_note *note)
 {
-	int r = note->fd < 0 ? 0 : hand_over(note);
+	int r = note->fd < 0 ? 0 : pass_on(note);
 
 	if (!r)
 		r = frame_send(porter.socket.fd, PORTER_ACT, sizeof(PORTER_ACT), NULL, 0);
@@ -68,7 +68,7 @@ static bool say(struct porter_note *note)
 	return note->is_said;
 }
 
-static void want_room(void)
+static void watch_writable(void)
 {
 	bool now = porter.n_unsaid && !porter.later.loop;
 
@@ -87,7 +87,7 @@ static void say_rest(void)
 			break;
 		porter.n_unsaid--;
 	}
-	want_room();
+	watch_writable();
 }
 
 static void on_later(struct loop_timer *timer)
@@ -117,7 +117,7 @@ static int ask(struct porter_errand *errand, uint32_t op, int fd)
 	if (!porter.n_unsaid && say(note))
 		return 0;
 	if (!porter.n_unsaid++)
-		want_room();
+		watch_writable();
 	return 0;
 }
 
@@ -257,13 +257,13 @@ void porter_stop(void)
 	porter.started = false;
 }
 
-int porter_open_parcel(int parcel)
+int porter_open_frame(int frame)
 {
 	char nothing[FRAME_MAX];
 	int fds[FRAME_FDS], r;
 	size_t len = 0, n_fds = 0;
 
-	r = frame_receive(parcel, nothing, &len, fds, &n_fds);
+	r = frame_receive(frame, nothing, &len, fds, &n_fds);
 	if (r)
 		return r < 0 ? r : -EPROTO;
 	return n_fds == 1 ? fds[0] : -EPROTO;

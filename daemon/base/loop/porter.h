@@ -2,7 +2,7 @@
  * What others hand over is looked at and closed by another process, the porter: a child of the daemon that shares nothing with
  * it. To close a file may take for ever: a socket that lingers, a file of a file system that its sender serves. Whoever waits
  * there must not be the control thread, nor any thread of the daemon, which could then not even end. A descriptor that is
- * no memfd is never one of the daemon's: it stays in the socket it was sent into, and the daemon gets at most a parcel: a socket
+ * no memfd is never one of the daemon's: it stays in the socket it was sent into, and the daemon gets at most a frame: a socket
  * of the porter's making in which it lies.
  *
  * The porter never waits for a file either. What it has to close it leaves to a child that takes its table of descriptors
@@ -17,7 +17,7 @@
 
 enum porter_want {
 	PORTER_MEMFD, /* what has seals, so that its memory stays; from then on only calls that never wait */
-	PORTER_PARCEL /* anything, in a parcel */
+	PORTER_FRAME /* anything, in a frame */
 };
 
 /*
@@ -32,7 +32,7 @@ void porter_stop(void);
 /* One thing asked. Embedded in its user; kept until over() was called or porter_forget(). */
 struct porter_errand {
 	/*
-	 * PORTER_MEMFD, PORTER_PARCEL: the packet at the head of the socket, with all beside it, was taken out. status: 0 and
+	 * PORTER_MEMFD, PORTER_FRAME: the packet at the head of the socket, with all beside it, was taken out. status: 0 and
 	 * the descriptor, which belongs to the callee; -EINVAL: it is no memfd; -E2BIG: several; -errno.
 	 */
 	void (*taken)(struct porter_errand *errand, int status, int fd);
@@ -48,5 +48,5 @@ void porter_close(struct porter_errand *errand, int fd);
 /* Neither is called any more. */
 void porter_forget(struct porter_errand *errand);
 
-/* Takes out what lies in a parcel, which stays the caller's: for who may wait. Returns a descriptor or -errno. */
-int porter_open_parcel(int parcel);
+/* Takes out what lies in a frame, which stays the caller's: for who may wait. Returns a descriptor or -errno. */
+int porter_open_frame(int frame);

@@ -130,7 +130,7 @@ static bool has_seals(int fd)
 	return fcntl(fd, F_GET_SEALS) >= 0;
 }
 
-static int wrap(int fd, int *ret_parcel)
+static int wrap(int fd, int *ret_frame)
 {
 	int ends[2], r;
 
@@ -138,7 +138,7 @@ static int wrap(int fd, int *ret_parcel)
 		return -errno;
 	r = frame_send(ends[0], "", 1, &fd, 1);
 	(void)close(ends[0]);
-	*ret_parcel = ends[1];
+	*ret_frame = ends[1];
 	return r ? -EIO : 0;
 }
 
@@ -154,7 +154,7 @@ static void take(const struct porter_request *request, int socket)
 		(void)close(socket);
 		return;
 	}
-	if (n == 1 && request->op == PORTER_PARCEL)
+	if (n == 1 && request->op == PORTER_FRAME)
 		said.status = wrap(fds[0], &fd);
 	else
 		said.status = n < 0 ? n : n > 1 ? -E2BIG : -EINVAL;

@@ -377,7 +377,7 @@ int block_new(struct block_cache *cache, size_t len, struct quota *quota, struct
 	return 0;
 }
 
-void block_lend(struct block *block, void *data, size_t len, void (*gone)(struct block *block))
+void block_borrow(struct block *block, void *data, size_t len, void (*gone)(struct block *block))
 {
 	*block = (struct block){ .refs = 1, .len = len, .data = data, .gone = gone };
 }

@@ -22,8 +22,8 @@ struct block {
 	struct block_cache *cache;
 	struct quota *quota;		   /* charged with len until the last unref; NULL: nobody */
 	struct block *next;		   /* the cache's */
-	struct block_slab *slab;	   /* whose piece it is; NULL: lent */
-	void (*gone)(struct block *block); /* of block_lend() */
+	struct block_slab *slab;	   /* whose piece it is; NULL: borrowed */
+	void (*gone)(struct block *block); /* of block_borrow() */
 };
 
 /* limit: most bytes kept cached while unused. */
@@ -58,7 +58,7 @@ int block_new(struct block_cache *cache, size_t len, struct quota *quota, struct
  * Memory of somebody else's as a block, which is embedded in what is theirs, with one reference. Both stay until gone(), on
  * whatever thread drops the last one.
  */
-void block_lend(struct block *block, void *data, size_t len, void (*gone)(struct block *block));
+void block_borrow(struct block *block, void *data, size_t len, void (*gone)(struct block *block));
 struct block *block_ref(struct block *block);
 /* Returns NULL; takes NULL. */
 struct block *block_unref(struct block *block);

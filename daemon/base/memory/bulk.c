@@ -52,13 +52,13 @@ static void piece_free(struct bulk_piece *piece)
 		unmap(piece, piece->len);
 }
 
-static int bulk_charge(struct bulk *bulk, size_t room)
+static int bulk_charge(struct bulk *bulk, size_t size)
 {
 	uint64_t more;
 
-	if (likely(bulk->used + room <= bulk->charged))
+	if (likely(bulk->used + size <= bulk->charged))
 		return 0;
-	more = align_up(bulk->used + room - bulk->charged, CHARGE);
+	more = align_up(bulk->used + size - bulk->charged, CHARGE);
 	if (quota_charge(bulk->quota, more))
 		return QUOTA_E_FULL;
 	bulk->charged += more;
@@ -67,17 +67,17 @@ static int bulk_charge(struct bulk *bulk, size_t room)
 
 void *bulk_take(struct bulk *bulk, size_t len)
 {
-	size_t room = align_up(len, (size_t)CACHE_LINE) + GAP;
+	size_t size = align_up(len, (size_t)CACHE_LINE) + GAP;
 	struct bulk_piece *piece;
 	void *data;
 
-	if (bulk_charge(bulk, room)) {
+	if (bulk_charge(bulk, size)) {
 		errno = EDQUOT;
 		return NULL;
 	}
-	if (bulk->left < room) {
+	if (bulk->remaining < size) {
 		piece = piece_new(MAX(bulk->pieces ? PIECE : PIECE_FIRST,
-				      align_up(sizeof(*piece) + room, (size_t)4096)));
+				      align_up(sizeof(*piece) + size, (size_t)4096)));
 		if (!piece) {
 			errno = ENOMEM;
 			return NULL;
@@ -85,12 +85,12 @@ void *bulk_take(struct bulk *bulk, size_t len)
 		piece->next = bulk->pieces;
 		bulk->pieces = piece;
 		bulk->next = (char *)(piece + 1);
-		bulk->left = piece->len - sizeof(*piece);
+		bulk->remaining = piece->len - sizeof(*piece);
 	}
 	data = bulk->next;
-	bulk->next += room;
-	bulk->left -= room;
-	bulk->used += room;
+	bulk->next += size;
+	bulk->remaining -= size;
+	bulk->used += size;
 	unpoison(data, len);
 	return data;
 }

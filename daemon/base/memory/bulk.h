@@ -12,7 +12,7 @@
 struct bulk {
 	struct bulk_piece *pieces; /* the newest first */
 	char *next;		   /* what is free of that */
-	size_t left;
+	size_t remaining;
 	struct quota *quota; /* charged for what is used, some pages at a time; NULL: nobody */
 	uint64_t charged, used;
 };

@@ -46,7 +46,7 @@ static bool is_full(void)
 	return atomic_load(&holes.n_made) - atomic_load(&holes.n_taken) >= RING / 2;
 }
 
-static void wait_for_room(void)
+static void wait_while_full(void)
 {
 	struct timespec time = { .tv_nsec = (long)WAIT_NS };
 
@@ -101,7 +101,7 @@ static void on_fault(int signal, siginfo_t *info, void *context)
 
 	(void)context;
 	if (!pthread_equal(pthread_self(), holes.taker))
-		wait_for_room();
+		wait_while_full();
 	/* Else it is as if we had not been here: the access is made again. */
 	if (atomic_load(&holes.fd) < 0 || !make(page))
 		(void)sigaction(signal, &holes.before, NULL);

@@ -53,7 +53,7 @@ static void *unmap_all(void *unused)
 }
 
 /* Returns false when there is no thread to be had. */
-static bool hand_over(struct mapping *mapping)
+static bool pass_on(struct mapping *mapping)
 {
 	bool taken;
 
@@ -73,7 +73,7 @@ static void unmap_elsewhere(void *data, size_t len, bool removes)
 
 	if (mapping) {
 		*mapping = (struct mapping){ .data = data, .len = len, .removes = removes };
-		if (hand_over(mapping))
+		if (pass_on(mapping))
 			return;
 		free(mapping);
 	}

@@ -141,9 +141,9 @@ const struct ordinal_operation *ordinals_first(const struct ordinals *ordinals, 
 	return ordinal && ordinal->first.tensor ? &ordinal->first : NULL;
 }
 
-uint64_t *ordinals_told_ns(struct ordinals *ordinals, uint64_t number)
+uint64_t *ordinals_notified_ns(struct ordinals *ordinals, uint64_t number)
 {
 	struct ordinal *ordinal = find(ordinals, number);
 
-	return ordinal ? &ordinal->told_ns : NULL;
+	return ordinal ? &ordinal->notified_ns : NULL;
 }

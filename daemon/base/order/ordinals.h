@@ -27,7 +27,7 @@ struct ordinal {
 	struct ordinal_operation first; /* tensor NULL: not known */
 	char *copy;			/* of its name, charged; NULL: the name is the caller's */
 	struct failure *differing; /* how ranks differ; NULL: they do not, as far as is known */
-	uint64_t told_ns;	   /* ordinals_told_ns() */
+	uint64_t notified_ns;	   /* ordinals_notified_ns() */
 };
 
 /* Zero before use, but for its quota. */
@@ -60,6 +60,6 @@ int ordinals_differ(struct ordinals *ordinals, uint64_t number, const struct fai
 /* How ranks differ, with status -EILSEQ and words that name both operations; or NULL. */
 const struct failure *ordinals_differing(const struct ordinals *ordinals, uint64_t number);
 /* When others were told of the first operation, which the owner keeps; 0: never. NULL: the ordinal is not known. */
-uint64_t *ordinals_told_ns(struct ordinals *ordinals, uint64_t number);
+uint64_t *ordinals_notified_ns(struct ordinals *ordinals, uint64_t number);
 /* The operation that came first with this ordinal, or NULL. */
 const struct ordinal_operation *ordinals_first(const struct ordinals *ordinals, uint64_t number);

@@ -51,7 +51,7 @@ struct source {
 	struct loop_timer beat;
 	uint64_t heard_ns, asked_ns;
 	uint64_t answer_ms;  /* what the last heartbeat took, or was given */
-	uint32_t told_epoch; /* by the heartbeat under way */
+	uint32_t sent_epoch; /* by the heartbeat under way */
 	uint32_t lease_ms;
 
 	struct wire_bytes key;
@@ -213,7 +213,7 @@ static void on_heartbeat_done(struct rpc_request *request, int status, const cha
 	s->heard_ns = now;
 	if (!heard.known)
 		register_anew(s, -ENOENT, "it does not know this member any more");
-	else if (epoch_here(s) > s->told_epoch)
+	else if (epoch_here(s) > s->sent_epoch)
 		heartbeat_send(s); /* a view has come meanwhile, and servers are waited for */
 }
 
@@ -227,7 +227,7 @@ static void heartbeat_send(struct source *s)
 
 	if (s->beating || !s->registered || wire_pack_heartbeat(&message, &bytes))
 		return;
-	s->told_epoch = message.epoch;
+	s->sent_epoch = message.epoch;
 	s->asked_ns = clock_now_ns();
 	s->beating = true;
 	s->heartbeat = (struct rpc_request){
@@ -518,7 +518,7 @@ static void on_opened(struct rpc_request *request, int status, const char *text,
 static void job_ask(struct cluster_job *job)
 {
 	struct source *s = source_of(job);
-	uint64_t left_ms = cluster_job_time_left_ms(job);
+	uint64_t left_ms = cluster_job_remaining_ms(job);
 	struct wire_open message = {
 		.owner = job->owner,
 		.min_servers = cluster_job_min_servers(job),
@@ -655,8 +655,8 @@ static int coordinator_start(struct cluster *cluster, struct failure *failure)
 	return error_trace(r);
 }
 
-static void on_left(struct rpc_request *request, int status, const char *text, const void *data,
-		    size_t len)
+static void on_departed(struct rpc_request *request, int status, const char *text, const void *data,
+			size_t len)
 {
 }
 
@@ -676,7 +676,7 @@ static void coordinator_source_close(struct cluster *cluster)
 			.data = bytes.data,
 			.len = bytes.len,
 			.deadline_ms = FAREWELL_MS,
-			.done = on_left,
+			.done = on_departed,
 		};
 		rpc_request_start(s->channel, &s->leave);
 		wire_bytes_done(&bytes);

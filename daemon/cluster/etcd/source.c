@@ -227,10 +227,10 @@ static void key_look(struct etcd_source *s)
 	struct etcd_guard guard = { .condition = ETCD_VERSION_IS, .key = key };
 
 	if (params->data_key_len) {
-		if (!s->wanted.key_told)
+		if (!s->wanted.key_reported)
 			params->data_key_known(params->user, params->data_key,
 					       params->data_key_len);
-		s->wanted.key_told = true;
+		s->wanted.key_reported = true;
 		return;
 	}
 	if (s->copy.key_mod || !etcd_step_ready(&s->wanted.key_step))
@@ -238,8 +238,8 @@ static void key_look(struct etcd_source *s)
 	if (getrandom(fresh, sizeof(fresh), 0) != sizeof(fresh))
 		return;
 	etcd_state_key(s, "key", "", key);
-	change.value = s->wanted.told_key.len ? s->wanted.told_key
-					      : (struct wire_bytes){ fresh, sizeof(fresh) };
+	change.value = s->wanted.reported_key.len ? s->wanted.reported_key
+						  : (struct wire_bytes){ fresh, sizeof(fresh) };
 	etcd_step_txn(&s->wanted.key_step, &guard, 1, &change, 1);
 	explicit_bzero(fresh, sizeof(fresh));
 }
@@ -251,18 +251,19 @@ static void key_tell(struct etcd_source *s)
 
 	if (params->data_key_len || !s->copy.key.len)
 		return;
-	if (s->wanted.told_key.len == s->copy.key.len &&
-	    !memcmp(s->wanted.told_key.data, s->copy.key.data, s->copy.key.len))
+	if (s->wanted.reported_key.len == s->copy.key.len &&
+	    !memcmp(s->wanted.reported_key.data, s->copy.key.data, s->copy.key.len))
 		return;
 	copy = malloc(s->copy.key.len);
 	if (!copy)
 		return;
-	if (s->wanted.told_key.len)
+	if (s->wanted.reported_key.len)
 		log_notice("etcd: has another key for data connections now");
-	wire_bytes_done(&s->wanted.told_key);
+	wire_bytes_done(&s->wanted.reported_key);
 	memcpy(copy, s->copy.key.data, s->copy.key.len);
-	s->wanted.told_key = (struct wire_bytes){ copy, s->copy.key.len };
-	params->data_key_known(params->user, s->wanted.told_key.data, s->wanted.told_key.len);
+	s->wanted.reported_key = (struct wire_bytes){ copy, s->copy.key.len };
+	params->data_key_known(params->user, s->wanted.reported_key.data,
+			       s->wanted.reported_key.len);
 }
 
 /* Who is there: our own key. */
@@ -668,9 +669,9 @@ static void etcd_source_free(struct cluster *cluster)
 	etcd_jobs_free(s);
 	etcd_copy_free(s);
 	etcd_free(s->etcd);
-	if (s->wanted.told_key.data)
-		explicit_bzero(s->wanted.told_key.data, s->wanted.told_key.len);
-	wire_bytes_done(&s->wanted.told_key);
+	if (s->wanted.reported_key.data)
+		explicit_bzero(s->wanted.reported_key.data, s->wanted.reported_key.len);
+	wire_bytes_done(&s->wanted.reported_key);
 	cluster->source = NULL;
 	free(s);
 }

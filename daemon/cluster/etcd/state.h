@@ -91,8 +91,8 @@ struct etcd_lease {
 
 /* What is to be in etcd, and how far that has come. */
 struct etcd_wanted {
-	bool key_told;		    /* the configured one */
-	struct wire_bytes told_key; /* the one from etcd */
+	bool key_reported;		/* the configured one */
+	struct wire_bytes reported_key; /* the one from etcd */
 	struct etcd_step key_step, member_step, view_step;
 	int64_t asked_mod; /* of the member with our name that was asked whether it lives */
 	uint64_t asked_until_ns;

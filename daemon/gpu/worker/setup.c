@@ -190,7 +190,7 @@ static int import(const struct gpu_command *command, int fd, char *text, size_t 
 	open_device(device);
 	/* Who lets us wait here keeps his own job. */
 	if (!legacy)
-		allocation = porter_open_parcel(fd);
+		allocation = porter_open_frame(fd);
 	r = legacy ? open_legacy(command, &memory.base)
 		   : open_fd(command, device, allocation, &memory.base);
 	if (r != CUDA_SUCCESS) {

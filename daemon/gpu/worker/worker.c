@@ -163,7 +163,7 @@ void worker_look(struct allowance *allowance, bool (*is_there)(void *context), v
 	uint64_t began_ns = clock_now_ns(), now_ns = began_ns;
 	bool found = false;
 
-	if (!allowance_left(allowance, (int64_t)began_ns))
+	if (!allowance_remains(allowance, (int64_t)began_ns))
 		return;
 	while (!found && now_ns < began_ns + LOOK_NS) {
 		found = is_there(context);

@@ -251,8 +251,8 @@ static void declare_again(struct job *job, struct declared *declared, const stru
 }
 
 /* Whether ranks that this tensor still needs have left the job; then failure says so. */
-static bool left_without(const struct job *job, const struct declared *declared,
-			 struct failure *failure)
+static bool lacks_departed(const struct job *job, const struct declared *declared,
+			   struct failure *failure)
 {
 	struct ranks_text ranks;
 	const char *text;
@@ -261,7 +261,7 @@ static bool left_without(const struct job *job, const struct declared *declared,
 	for (uint32_t i = 0; i < job->size; i++) {
 		uint32_t node = job->node_of_rank[i];
 
-		if (job->nodes[node].left && !declared->declaring->nodes[node].said)
+		if (job->nodes[node].departed && !declared->declaring->nodes[node].said)
 			ranks_add(&ranks, i);
 	}
 	if (!ranks.n)
@@ -293,8 +293,8 @@ static void declare_add(struct job *job, struct declared *declared, const struct
 	said->waiting = delivery;
 	if (!failure.status)
 		(void)compare(job, declared, declare, &failure);
-	if (!failure.status && left_without(job, declared, &failure) &&
-	    job->server->hooks->without_left(job))
+	if (!failure.status && lacks_departed(job, declared, &failure) &&
+	    job->server->hooks->without_departed(job))
 		failure.status = 0;
 	if (failure.status)
 		declare_fail(job, declared, &failure);
@@ -302,7 +302,7 @@ static void declare_add(struct job *job, struct declared *declared, const struct
 		declare_complete(job, declared);
 }
 
-static int declare_room(const struct job *job, struct failure *failure)
+static int declare_check_count(const struct job *job, struct failure *failure)
 {
 	if (job->names.n_declared < job->server->params.max_tensors)
 		return 0;
@@ -332,7 +332,7 @@ void declare_call(struct job *job, struct delivery *delivery)
 	}
 	declared = declared_find(job, declare.name);
 	if (!declared) {
-		r = declare_room(job, &failure);
+		r = declare_check_count(job, &failure);
 		if (!r) {
 			r = declared_new(job, &declare, &declared);
 			if (r)
@@ -380,8 +380,9 @@ void declare_visit(struct job *job, struct list *link, uint64_t now_ns)
 	uint64_t deadline_ns = declaring->since_ns + timeout_ns(job);
 	struct failure failure;
 
-	if (job->n_left && !job->sweep.asked && left_without(job, declaring->declared, &failure)) {
-		job->sweep.asked = job->server->hooks->without_left(job);
+	if (job->n_departed && !job->sweep.asked &&
+	    lacks_departed(job, declaring->declared, &failure)) {
+		job->sweep.asked = job->server->hooks->without_departed(job);
 		if (!job->sweep.asked) {
 			declare_fail(job, declaring->declared, &failure);
 			return;

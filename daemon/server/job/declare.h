@@ -39,7 +39,7 @@ struct names {
 	struct chore asking;
 	struct list
 		early; /* deliveries: asked of a fresh home before all nodes have told it their tensors */
-	bool is_told; /* all have */
+	bool is_notified; /* all have */
 };
 
 void declare_call(struct job *job, struct delivery *delivery);

@@ -8,15 +8,15 @@
 #include "server/job/job.h"
 
 /* Rounds that were passed on last: every node with ranks that have begun one tells of it. */
-#define TOLD 1024
+#define NOTIFIED_MAX 1024
 
-struct told_round {
+struct notified_round {
 	uint64_t name, round, since; /* the name's hash */
 };
 
-static bool can_be_told(const struct job_node *node)
+static bool can_be_notified(const struct job_node *node)
 {
-	return node->peer && !node->left && peer_has(node->peer, DATA_FEATURE_FOLLOW);
+	return node->peer && !node->departed && peer_has(node->peer, DATA_FEATURE_FOLLOW);
 }
 
 static void tell_over(const struct job *job, uint32_t to)
@@ -30,7 +30,7 @@ static void tell_over(const struct job *job, uint32_t to)
 		.len = (uint32_t)strlen(over->text),
 	};
 
-	if (can_be_told(&job->nodes[to]))
+	if (can_be_notified(&job->nodes[to]))
 		peer_tell(job->nodes[to].peer, &header, over->text);
 }
 
@@ -56,7 +56,7 @@ static void tell_node(const struct job *job, uint32_t to)
 		.n_following = job->following.n - node->following.n,
 	};
 
-	if (can_be_told(node))
+	if (can_be_notified(node))
 		peer_tell(node->peer, &header, NULL);
 }
 
@@ -137,20 +137,21 @@ void follow_heard(struct job *job, uint32_t node, const struct data_header *head
 }
 
 /* Without memory for the table every round is passed on. */
-static bool was_told(struct job *job, const char *name, uint64_t round)
+static bool was_notified(struct job *job, const char *name, uint64_t round)
 {
 	struct job_following *following = &job->following;
-	const struct told_round now = { map_hash_string(name), round, following->since };
-	struct told_round *told;
+	const struct notified_round now = { map_hash_string(name), round, following->since };
+	struct notified_round *notified;
 
-	if (!following->told)
-		following->told = held_new(job_memory(job), TOLD * sizeof(following->told[0]));
-	if (!following->told)
+	if (!following->notified)
+		following->notified =
+			held_new(job_memory(job), NOTIFIED_MAX * sizeof(following->notified[0]));
+	if (!following->notified)
 		return false;
-	told = &following->told[(now.name ^ round) % TOLD];
-	if (!memcmp(told, &now, sizeof(now)))
+	notified = &following->notified[(now.name ^ round) % NOTIFIED_MAX];
+	if (!memcmp(notified, &now, sizeof(now)))
 		return true;
-	*told = now;
+	*notified = now;
 	return false;
 }
 
@@ -164,7 +165,7 @@ static void pass_on(const struct job *job, uint32_t from, struct data_header *be
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *node = &job->nodes[i];
 
-		if (i == from || !node->following.n || !can_be_told(node) ||
+		if (i == from || !node->following.n || !can_be_notified(node) ||
 		    !speakers_meet(&speakers, node->peer))
 			continue;
 		begun->node = i;
@@ -194,7 +195,7 @@ void follow_begun(struct job *job, uint32_t from, const struct data_header *head
 	/* The home before this one may have told the node otherwise. */
 	if (job->following.n == job->nodes[from].following.n)
 		tell_node(job, from);
-	else if (!was_told(job, name, header->tensor_round))
+	else if (!was_notified(job, name, header->tensor_round))
 		pass_on(job, from, &begun, name);
 }
 
@@ -208,7 +209,7 @@ void follow_attached(struct job *job, uint32_t node)
 		tell_node(job, node);
 }
 
-void follow_left(struct job *job)
+void follow_departed(struct job *job)
 {
 	struct ranks_text ranks;
 	struct failure how;
@@ -218,7 +219,7 @@ void follow_left(struct job *job)
 		return;
 	ranks_init(&ranks);
 	for (uint32_t i = 0; i < job->size; i++)
-		if (job->nodes[job->node_of_rank[i]].left)
+		if (job->nodes[job->node_of_rank[i]].departed)
 			ranks_add(&ranks, i);
 	text = ranks_end(&ranks);
 	(void)failure_set(&how, -EPIPE, "job %s: %s %s left the job", job->owner.name, text,
@@ -233,5 +234,5 @@ void follow_forgotten(struct job *job)
 
 void follow_free(struct job *job)
 {
-	job->following.told = held_free(job->following.told);
+	job->following.notified = held_free(job->following.notified);
 }

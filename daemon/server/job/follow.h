@@ -14,16 +14,16 @@ struct node_following {
 	uint64_t turn;
 };
 
-struct told_round;
+struct notified_round;
 
 /* The same of all nodes. */
 struct job_following {
 	uint32_t n;
-	uint64_t done;		 /* the last turn in which all ranks were idle */
-	uint32_t n_idle;	 /* in the one after it */
-	uint64_t since;		 /* how often rounds have had to be passed on anew */
-	struct told_round *told; /* rounds that were passed on since; or NULL. held_new() */
-	struct failure over;	 /* status not 0: a rank has left the job, so not all will follow */
+	uint64_t done;			 /* the last turn in which all ranks were idle */
+	uint32_t n_idle;		 /* in the one after it */
+	uint64_t since;			 /* how often rounds have had to be passed on anew */
+	struct notified_round *notified; /* rounds that were passed on since; or NULL. held_new() */
+	struct failure over; /* status not 0: a rank has left the job, so not all will follow */
 };
 
 /* What a node says of its ranks. how: not NULL: one has left. */
@@ -35,7 +35,7 @@ void follow_begun(struct job *job, uint32_t node, const struct data_header *head
 /* A node has attached, perhaps by another process: the node says anew which of its ranks follow, and hears of the others. */
 void follow_attached(struct job *job, uint32_t node);
 /* A node has left the job: not all ranks will follow any more. */
-void follow_left(struct job *job);
+void follow_departed(struct job *job);
 /* A tensor's name is free: its rounds are to count from 1 once more. */
 void follow_forgotten(struct job *job);
 void follow_free(struct job *job);

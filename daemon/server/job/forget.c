@@ -35,19 +35,20 @@ struct forgetting {
 	struct delivery *said[]; /* by node: its FORGET, or NULL */
 };
 
-static bool is_told(struct job *job)
+static bool is_notified(struct job *job)
 {
-	for (uint32_t i = 0; job->placement.fresh && !job->names.is_told && i < job->n_nodes; i++)
-		if (!job->nodes[i].named && !job->nodes[i].left)
+	for (uint32_t i = 0; job->placement.fresh && !job->names.is_notified && i < job->n_nodes;
+	     i++)
+		if (!job->nodes[i].named && !job->nodes[i].departed)
 			return false;
-	job->names.is_told = true;
+	job->names.is_notified = true;
 	return true;
 }
 
 /* Only where all nodes can be asked: not one that has left. */
 static bool may_forget(const struct job *job)
 {
-	if (job->membership.elastic || stragglers_any(&job->stragglers) || job->n_left)
+	if (job->membership.elastic || stragglers_any(&job->stragglers) || job->n_departed)
 		return false;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (job->nodes[i].peer && !peer_has(job->nodes[i].peer, DATA_FEATURE_FORGET))
@@ -160,7 +161,7 @@ void forget_call(struct job *job, struct delivery *delivery)
 		refuse(delivery, -EPROTO, "job %s: this is not its home", job->owner.name);
 		return;
 	}
-	if (!is_told(job)) {
+	if (!is_notified(job)) {
 		list_push_back(&job->names.early, &delivery->link);
 		return;
 	}
@@ -190,7 +191,7 @@ void forget_ask(struct job *job, const struct declare *declare, struct delivery 
 {
 	const struct declared *declared;
 
-	if (!is_told(job)) {
+	if (!is_notified(job)) {
 		list_push_back(&job->names.early, &delivery->link);
 		return;
 	}
@@ -211,7 +212,7 @@ static void look(struct job *job)
 {
 	struct delivery *delivery;
 
-	if (list_empty(&job->names.early) || !is_told(job))
+	if (list_empty(&job->names.early) || !is_notified(job))
 		return;
 	while ((delivery = list_first(&job->names.early, struct delivery, link))) {
 		list_remove(&delivery->link);
@@ -280,7 +281,7 @@ void forget_done(struct job *job)
 	loop_abort(&job->names.asking);
 }
 
-void forget_left(struct job *job)
+void forget_departed(struct job *job)
 {
 	look(job);
 }
@@ -288,7 +289,7 @@ void forget_left(struct job *job)
 void forget_visit(struct job *job, struct list *link, uint64_t now_ns)
 {
 	(void)now_ns;
-	if (job->n_left)
+	if (job->n_departed)
 		decide(job, container_of(link, struct forgetting, link), false);
 }
 

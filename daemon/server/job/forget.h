@@ -14,7 +14,7 @@ void forget_not(struct job *job, uint64_t key);
 void forget_named(struct job *job, uint32_t node, uint64_t last_key);
 /* A node has attached, perhaps again; has left. */
 void forget_attached(struct job *job, uint32_t node);
-void forget_left(struct job *job);
+void forget_departed(struct job *job);
 /* Nobody asks any more. */
 void forget_done(struct job *job);
 /* For the sweep: a node may have left; the job is over. */

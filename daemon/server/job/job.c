@@ -418,7 +418,7 @@ void job_fail(struct job *job, const struct failure *failure, const struct peer 
 	for (uint32_t i = 0; ran && i < job->n_nodes; i++) {
 		struct job_node *node = &job->nodes[i];
 
-		if (node->peer && node->peer != except && !node->left)
+		if (node->peer && node->peer != except && !node->departed)
 			tell(job, node->peer);
 	}
 	job_dismiss(job);

@@ -82,20 +82,20 @@ struct sent {
 	uint32_t capacity;   /* 0 or a power of two */
 	uint32_t last;	     /* number of the newest */
 	/* All up to this one: it has said that it keeps them; its slots know; are on every node; it knows that. */
-	uint32_t said, acked, released, told;
+	uint32_t said, acked, released, notified;
 };
 
 /* What a node offers a fresh server, before which no sum of a job with stragglers is made: offered.c. */
 struct offers {
 	uint32_t attachment; /* the node's number of the attach that they belong to */
 	uint64_t n, due;     /* that have come; that it has made, once it has said so */
-	bool said, told;     /* it has said how many; all are here */
+	bool said, complete; /* it has said how many; all are here */
 };
 
 struct job_node {
 	struct peer *peer; /* who speaks for it; NULL: nobody yet, or lost after it left */
 	uint64_t instance;
-	bool attached, left;
+	bool attached, departed;
 	bool out;		    /* of an elastic job: none of its ranks is in it */
 	uint32_t n_alive;	    /* of an elastic job: its ranks that are not said to be gone */
 	uint64_t lost_ns;	    /* when its peer was, which is waited for; 0: it was not */
@@ -146,7 +146,7 @@ struct store {
 /* Of a job that outlives its daemons' processes: keep.c, offered.c. */
 struct retention {
 	bool resume;	     /* the job is such a job */
-	bool told;	     /* the offers of all nodes that have not left are here */
+	bool offered;	     /* the offers of all nodes that have not left are here */
 	struct mail telling; /* is_telling: nodes what all of them have */
 	bool is_telling;
 	struct chore acking; /* slots hear of what nodes have said that they keep */
@@ -162,7 +162,7 @@ struct job {
 	uint64_t number; /* 0 while forming */
 	bool home;
 	uint32_t size, n_nodes;
-	uint32_t n_left;
+	uint32_t n_departed;
 	uint32_t *node_of_rank; /* NODE_NONE while the rank is missing */
 	struct job_node *nodes;
 	uint64_t request_timeout_ms;

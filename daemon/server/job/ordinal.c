@@ -30,7 +30,7 @@ static void tell(const struct job *job, uint32_t node, const struct data_header 
 	};
 	struct peer *peer = job->nodes[node].peer;
 
-	if (!peer || job->nodes[node].left)
+	if (!peer || job->nodes[node].departed)
 		return;
 	/* Without memory: what waits is said again. */
 	if (peer_has(peer, DATA_FEATURE_ORDINALS))
@@ -62,7 +62,7 @@ static void tell_others(struct job *job, uint32_t from, const struct data_header
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *node = &job->nodes[i];
 
-		if (i != from && node->peer && !node->left &&
+		if (i != from && node->peer && !node->departed &&
 		    (each || speakers_meet(&speakers, node->peer)))
 			tell(job, i, header, payload);
 	}
@@ -80,11 +80,11 @@ static void tell_first(struct job *job, uint32_t from, const struct data_header 
 		       const char *name)
 {
 	uint64_t now_ns = clock_now_ns();
-	uint64_t *told_ns = ordinals_told_ns(&job->ordinals, header->ordinal);
+	uint64_t *notified_ns = ordinals_notified_ns(&job->ordinals, header->ordinal);
 
-	if ((*told_ns && now_ns - *told_ns < TELL_NS) || !may_tell(job, now_ns))
+	if ((*notified_ns && now_ns - *notified_ns < TELL_NS) || !may_tell(job, now_ns))
 		return;
-	*told_ns = now_ns;
+	*notified_ns = now_ns;
 	tell_others(job, from, header, name);
 }
 

@@ -31,7 +31,7 @@ static bool can_begin(const struct job *job, const struct join *join)
 {
 	const struct job_node *node = &job->nodes[join->node];
 
-	return job->forming.answer && !node->spoke && !node->left && !node->out &&
+	return job->forming.answer && !node->spoke && !node->departed && !node->out &&
 	       join->size == job->size && join->n_nodes == job->n_nodes && same_ranks(job, join);
 }
 

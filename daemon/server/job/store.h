@@ -124,7 +124,7 @@ struct slot {
 	struct reduce_params reduce;
 	struct block *result; /* NULL: none has data */
 	struct delivery
-		*lender; /* while it is made: of a node of this process, in whose memory it is */
+		*in_place; /* while it is made: of a node of this process, in whose memory it is */
 	bool is_kept_here; /* that node keeps it until all have it, whatever becomes of this process */
 	bool is_shared;	   /* it is in a contribution's memory, and charged as that */
 	void *output;

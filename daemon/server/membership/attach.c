@@ -116,7 +116,7 @@ static void leave_older(struct job *job, const struct peer *peer)
 {
 	uint32_t node = job_node_of(job, peer);
 
-	if (node == NODE_NONE || job->nodes[node].left)
+	if (node == NODE_NONE || job->nodes[node].departed)
 		return;
 	leave(job, node); /* it may be over now */
 }
@@ -245,11 +245,11 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
 				   job->owner.name, peer_name(peer), attach->node);
 	/* Where its ranks have regrouped, its next process may not know. */
-	if (node->left && !node->out && successor_of(job->server, job->number)) {
-		node->left = false;
-		job->n_left--;
+	if (node->departed && !node->out && successor_of(job->server, job->number)) {
+		node->departed = false;
+		job->n_departed--;
 	}
-	if (node->left)
+	if (node->departed)
 		return failure_set(failure, -ENOTCONN, "job %s: node %u has left", job->owner.name,
 				   attach->node);
 	if (node->peer != peer || !node->attached) {
@@ -332,7 +332,7 @@ int attach_check(const struct job *job, const struct peer *peer, uint32_t node,
 	if (job->nodes[node].peer != peer)
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
 				   job->owner.name, peer_name(peer), node);
-	if (job->nodes[node].left)
+	if (job->nodes[node].departed)
 		return failure_set(failure, -ENOTCONN, "job %s: node %u has left", job->owner.name,
 				   node);
 	return 0;
@@ -341,7 +341,7 @@ int attach_check(const struct job *job, const struct peer *peer, uint32_t node,
 static bool any_lives(const struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
-		if (job->nodes[i].peer && !job->nodes[i].left)
+		if (job->nodes[i].peer && !job->nodes[i].departed)
 			return true;
 	}
 	return false;
@@ -388,7 +388,7 @@ uint64_t attach_lost_deadline(const struct job *job)
 	uint64_t first = CLOCK_NEVER;
 
 	for (uint32_t i = 0; job->retention.resume && i < job->n_nodes; i++)
-		if (job->nodes[i].lost_ns && !job->nodes[i].left)
+		if (job->nodes[i].lost_ns && !job->nodes[i].departed)
 			first = MIN(first, job->nodes[i].lost_ns);
 	return first == CLOCK_NEVER ? first
 				    : first + job->attachment.lost_timeout_ms * NSEC_PER_MSEC;
@@ -413,7 +413,7 @@ void attach_lost_expired(struct job *job, uint64_t now)
 	for (uint32_t i = 0; i < job->n_nodes && !failure.status; i++) {
 		const struct job_node *node = &job->nodes[i];
 
-		if (node->lost_ns && !node->left && node->lost_ns + timeout_ns <= now)
+		if (node->lost_ns && !node->departed && node->lost_ns + timeout_ns <= now)
 			(void)failure_set(
 				&failure, -ECONNRESET,
 				"job %s: %s: its daemon was lost, and did not come back "
@@ -433,7 +433,7 @@ static int keep_places(struct job *job, const struct peer *peer, const char *why
 		if (node->peer != peer)
 			continue;
 		node->peer = NULL;
-		if (node->left)
+		if (node->departed)
 			continue;
 		node->lost_ns = clock_now_ns();
 		log_notice("job %s: node %u: %s was lost: %s; waiting for it", job->owner.name, i,
@@ -456,7 +456,7 @@ void attach_lost(struct job *job, const struct peer *peer, const char *why)
 		if (node->peer != peer)
 			continue;
 		node->peer = NULL;
-		if (node->left || failure.status)
+		if (node->departed || failure.status)
 			continue;
 		(void)failure_set(&failure, -ECONNRESET, "job %s: %s: %s was lost: %s",
 				  job->owner.name, job_node_text(job, i, &text), peer_name(peer),

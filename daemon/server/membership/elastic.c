@@ -19,18 +19,18 @@ static bool is_gone(const struct job *job, uint32_t rank)
 
 void elastic_count(struct job *job)
 {
-	const uint32_t *told = job->placement.told_moves + move_n_servers(job);
+	const uint32_t *notified = job->placement.notified_moves + move_n_servers(job);
 
 	for (uint32_t i = 0; job->membership.elastic && i < job->size; i++)
-		job->nodes[job->node_of_rank[i]].n_alive += !(told[i] & 1);
+		job->nodes[job->node_of_rank[i]].n_alive += !(notified[i] & 1);
 }
 
 /* Of ranks that are said to be gone the first word counts. Returns whether that is news. */
-static bool say_gone(struct job *job, uint32_t *told, uint32_t rank, uint32_t how)
+static bool say_gone(struct job *job, uint32_t *notified, uint32_t rank, uint32_t how)
 {
-	if (told[rank] & 1)
+	if (notified[rank] & 1)
 		return false;
-	told[rank] = how;
+	notified[rank] = how;
 	job->nodes[job->node_of_rank[rank]].n_alive -= how & 1;
 	return how & 1;
 }
@@ -43,10 +43,10 @@ static void tell(struct job *job, const struct peer *except, bool is_news)
 {
 	uint64_t now_ns = clock_now_ns();
 
-	if (!is_news && now_ns - job->placement.told_ns < TELL_NS)
+	if (!is_news && now_ns - job->placement.notified_ns < TELL_NS)
 		return;
-	job->placement.told_ns = now_ns;
-	move_tell(job, except, job->placement.told_moves, job->placement.n_moves);
+	job->placement.notified_ns = now_ns;
+	move_tell(job, except, job->placement.notified_moves, job->placement.n_moves);
 }
 
 void elastic_begin(struct job *job)
@@ -61,10 +61,10 @@ void elastic_begin(struct job *job)
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		struct job_node *node = &job->nodes[i];
 
-		node->left = node->attached = node->out;
+		node->departed = node->attached = node->out;
 		job->membership.n_out += node->out;
 	}
-	job->n_left = job->attachment.n = job->membership.n_out;
+	job->n_departed = job->attachment.n = job->membership.n_out;
 }
 
 /*
@@ -73,7 +73,7 @@ void elastic_begin(struct job *job)
  */
 static uint32_t mark(struct job *job, const bool *lost, uint32_t how, bool *ret_is_news)
 {
-	uint32_t *told = job->placement.told_moves + move_n_servers(job);
+	uint32_t *notified = job->placement.notified_moves + move_n_servers(job);
 	const uint32_t *moves = job->placement.moves + move_n_servers(job);
 	struct ranks_text ranks;
 	bool is_news = false;
@@ -83,7 +83,7 @@ static uint32_t mark(struct job *job, const bool *lost, uint32_t how, bool *ret_
 	for (uint32_t i = 0; i < job->size; i++) {
 		if (!lost[job->node_of_rank[i]] || moves[i] & 1)
 			continue;
-		is_news |= say_gone(job, told, i, how);
+		is_news |= say_gone(job, notified, i, how);
 		ranks_add(&ranks, i);
 	}
 	*ret_is_news = is_news;
@@ -103,7 +103,7 @@ static uint32_t n_others(const struct job *job, const bool *lost)
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		n += !lost[i] && !job->nodes[i].left && job->nodes[i].peer &&
+		n += !lost[i] && !job->nodes[i].departed && job->nodes[i].peer &&
 		     !elastic_is_gone(job, i);
 	return n;
 }
@@ -130,7 +130,7 @@ bool elastic_without_lost(struct job *job, uint64_t now)
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *node = &job->nodes[i];
 
-		lost[i] = node->lost_ns && !node->left && node->lost_ns + timeout_ns <= now;
+		lost[i] = node->lost_ns && !node->departed && node->lost_ns + timeout_ns <= now;
 	}
 	if (!go_without(job, lost, DATA_MOVES_LOST))
 		return false;
@@ -172,19 +172,19 @@ bool elastic_without_late(struct job *job)
 	if (!job->placement.moves || !late)
 		return false;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		late[i] = !job->nodes[i].left && !job->nodes[i].joining;
+		late[i] = !job->nodes[i].departed && !job->nodes[i].joining;
 	return go_without(job, late, DATA_MOVES_LOST);
 }
 
-bool elastic_without_left(struct job *job)
+bool elastic_without_departed(struct job *job)
 {
-	_cleanup_(freep) bool *left = calloc(job->n_nodes, sizeof(*left));
+	_cleanup_(freep) bool *departed = calloc(job->n_nodes, sizeof(*departed));
 
-	if (!job->membership.elastic || !job->placement.moves || !left)
+	if (!job->membership.elastic || !job->placement.moves || !departed)
 		return false;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		left[i] = job->nodes[i].left;
-	return go_without(job, left, DATA_MOVES_LEFT);
+		departed[i] = job->nodes[i].departed;
+	return go_without(job, departed, DATA_MOVES_LEFT);
 }
 
 void elastic_without_early(struct job *job)
@@ -196,7 +196,7 @@ void elastic_without_early(struct job *job)
 		return;
 	lost = calloc(job->n_nodes, sizeof(*lost));
 	for (uint32_t i = 0; lost && i < job->n_nodes; i++)
-		lost[i] = job->nodes[i].left && !job->nodes[i].attached;
+		lost[i] = job->nodes[i].departed && !job->nodes[i].attached;
 	/* Without memory the others wait until it should have attached. */
 	if (lost)
 		(void)go_without(job, lost, DATA_MOVES_LOST);
@@ -212,27 +212,27 @@ static bool knows_more(const struct job *job)
 	size_t n_servers = move_n_servers(job);
 
 	return job->membership.elastic && job->placement.moves &&
-	       memcmp(job->placement.told_moves + n_servers, job->placement.moves + n_servers,
+	       memcmp(job->placement.notified_moves + n_servers, job->placement.moves + n_servers,
 		      job->size * sizeof(job->placement.moves[0]));
 }
 
 void elastic_attached(struct job *job, uint32_t node)
 {
 	if (knows_more(job))
-		move_tell_node(job, node, job->placement.told_moves, job->placement.n_moves);
+		move_tell_node(job, node, job->placement.notified_moves, job->placement.n_moves);
 }
 
 void elastic_notice(struct job *job, const struct peer *from, const uint32_t *moves)
 {
 	size_t n_servers = move_n_servers(job);
 	const uint32_t *known = job->placement.moves + n_servers, *said = moves + n_servers;
-	uint32_t *told = job->placement.told_moves + n_servers;
+	uint32_t *notified = job->placement.notified_moves + n_servers;
 	bool more = false, is_news = false;
 	struct failure failure;
 
 	for (uint32_t i = 0; i < job->size; i++) {
 		more |= said[i] & 1 && !(known[i] & 1);
-		is_news |= say_gone(job, told, i, said[i]);
+		is_news |= say_gone(job, notified, i, said[i]);
 	}
 	if (!leave_is_over(job)) {
 		if (more)

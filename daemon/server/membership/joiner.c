@@ -55,7 +55,7 @@ void joiner_tell(const struct job *job, struct peer *peer)
 static void tell_all(const struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (job->nodes[i].peer && !job->nodes[i].left)
+		if (job->nodes[i].peer && !job->nodes[i].departed)
 			joiner_tell(job, job->nodes[i].peer);
 }
 
@@ -76,7 +76,7 @@ static bool is_member(const struct job *job, const struct peer *peer)
 {
 	uint32_t node = job_node_of(job, peer);
 
-	return node != NODE_NONE && !job->nodes[node].out && !job->nodes[node].left;
+	return node != NODE_NONE && !job->nodes[node].out && !job->nodes[node].departed;
 }
 
 static int joiner_new(struct job *job, struct peer *peer, struct joiner **ret_joiner)

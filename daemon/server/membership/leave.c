@@ -39,15 +39,15 @@ void leave_end(struct job *job)
 bool leave_is_over(const struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (!job->nodes[i].left && !elastic_is_gone(job, i))
+		if (!job->nodes[i].departed && !elastic_is_gone(job, i))
 			return false;
 	return true;
 }
 
 void leave(struct job *job, uint32_t node)
 {
-	job->nodes[node].left = true;
-	job->n_left++;
+	job->nodes[node].departed = true;
+	job->n_departed++;
 	if (leave_is_over(job)) {
 		leave_end(job);
 		return;
@@ -56,11 +56,11 @@ void leave(struct job *job, uint32_t node)
 	job_hold(job);
 	sweep(job, SWEEP_NEWS);
 	if (job->state == JOB_RUNNING)
-		offered_left(job);
+		offered_departed(job);
 	if (job->state == JOB_RUNNING)
-		forget_left(job);
+		forget_departed(job);
 	if (job->state == JOB_RUNNING)
-		follow_left(job);
+		follow_departed(job);
 	job_let_go(job);
 }
 
@@ -70,7 +70,7 @@ static void tell(const struct job *job, uint32_t to, uint32_t node)
 		.op = DATA_LEFT,
 		.job = job->number,
 		.node = to,
-		.left_node = node,
+		.departed_node = node,
 	};
 
 	peer_tell(job->nodes[to].peer, &header, NULL);
@@ -80,14 +80,14 @@ static void tell(const struct job *job, uint32_t to, uint32_t node)
 static void tell_others(const struct job *job, uint32_t node)
 {
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (i != node && job->nodes[i].peer && !job->nodes[i].left)
+		if (i != node && job->nodes[i].peer && !job->nodes[i].departed)
 			tell(job, i, node);
 }
 
 void leave_attached(const struct job *job, uint32_t node)
 {
-	for (uint32_t i = 0; job->retention.resume && job->n_left && i < job->n_nodes; i++)
-		if (job->nodes[i].left && !job->nodes[i].out)
+	for (uint32_t i = 0; job->retention.resume && job->n_departed && i < job->n_nodes; i++)
+		if (job->nodes[i].departed && !job->nodes[i].out)
 			tell(job, node, i);
 }
 
@@ -102,7 +102,7 @@ void leave_call(struct job *job, uint32_t node, const struct data_header *header
 /* One of this process ends with it, and one that cannot be asked is not waited for. */
 static bool can_be_asked(const struct job_node *node)
 {
-	return !node->left && node->peer && !peer_is_self(node->peer) &&
+	return !node->departed && node->peer && !peer_is_self(node->peer) &&
 	       peer_has(node->peer, DATA_FEATURE_STOPPING);
 }
 
@@ -121,7 +121,7 @@ size_t leave_stop(struct job *job)
 {
 	size_t n_busy = 0, n_asked = 0;
 
-	for (uint32_t i = 0; job->n_left > job->membership.n_out && i < job->n_nodes; i++) {
+	for (uint32_t i = 0; job->n_departed > job->membership.n_out && i < job->n_nodes; i++) {
 		struct job_node *node = &job->nodes[i];
 
 		if (!can_be_asked(node))
@@ -153,7 +153,7 @@ static void fail_async(struct job *job)
 
 void leave_heard(struct job *job, uint64_t node)
 {
-	if (!job->retention.resume || node >= job->n_nodes || job->nodes[node].left)
+	if (!job->retention.resume || node >= job->n_nodes || job->nodes[node].departed)
 		return;
 	if (!job->nodes[node].attached) {
 		if (job->stragglers.async) {

@@ -46,7 +46,7 @@ void elastic_begin(struct job *job);
  */
 bool elastic_without_lost(struct job *job, uint64_t now);
 bool elastic_without_absent(struct job *job);
-bool elastic_without_left(struct job *job);
+bool elastic_without_departed(struct job *job);
 bool elastic_without_late(struct job *job);
 /* A node has left before it had attached: no round is to wait for it. */
 void elastic_without_early(struct job *job);

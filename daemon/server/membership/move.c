@@ -47,7 +47,7 @@ static void tell_others(struct job *job, const struct peer *except, const uint32
 		const struct job_node *node = &job->nodes[i];
 
 		/* Where each rank is a node, who has said so may speak for nodes that have not. */
-		if (node->peer && !node->left && (each || speakers_meet(&speakers, node->peer)))
+		if (node->peer && !node->departed && (each || speakers_meet(&speakers, node->peer)))
 			tell(job, node->peer, i, moves, n, added);
 	}
 	speakers_done(&speakers);
@@ -72,9 +72,9 @@ int move_begin(struct job *job, const struct attach *attach)
 	job->placement.moves = malloc(2 * len);
 	if (!job->placement.moves)
 		return error_origin(-ENOMEM);
-	job->placement.told_moves = job->placement.moves + n;
+	job->placement.notified_moves = job->placement.moves + n;
 	memcpy(job->placement.moves, attach->moves, len);
-	memcpy(job->placement.told_moves, attach->moves, len);
+	memcpy(job->placement.notified_moves, attach->moves, len);
 	job->placement.n_moves = n;
 	elastic_count(job);
 	return 0;
@@ -113,10 +113,10 @@ static void take_places(struct job *job, struct job *old)
 		to->instance = from->instance;
 		to->lost_ns = from->lost_ns;
 		to->spoke = from->spoke;
-		if (to->out || !from->left)
+		if (to->out || !from->departed)
 			continue;
-		to->left = to->attached = true;
-		job->n_left++;
+		to->departed = to->attached = true;
+		job->n_departed++;
 		job->attachment.n++;
 	}
 	job->attachment.lost_timeout_ms = old->attachment.lost_timeout_ms;
@@ -187,7 +187,7 @@ int move_attach(struct job **job, const struct attach *attach, struct peer *peer
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
 				   old->owner.name, peer_name(peer), attach->node);
 	/* Who has left brings nothing back, and without it sums would be less than what they were made of. */
-	if (old->stragglers.async && old->n_left) {
+	if (old->stragglers.async && old->n_departed) {
 		(void)failure_set(failure, -ECONNRESET,
 				  "job %s: its servers change, and a rank has left: what it had "
 				  "contributed is nowhere but at servers",

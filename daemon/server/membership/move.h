@@ -17,8 +17,8 @@ struct placement {
 		moves; /* how often each server has gone and come; elastic: behind them, who is gone; NULL: never */
 	bool came_back; /* the job had gone on without this server */
 	/* Elastic: `moves` with ranks that are said to be gone, which no attach has said yet. */
-	uint32_t *told_moves;
-	uint64_t told_ns; /* when all were told of ranks that are gone */
+	uint32_t *notified_moves;
+	uint64_t notified_ns; /* when all were told of ranks that are gone */
 	size_t n_moves;
 	uint32_t own_number; /* of this server among them */
 	/* Servers that are not in the job's view; one-based, which of them this is; 0: none. */

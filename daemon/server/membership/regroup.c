@@ -10,7 +10,7 @@
 
 static bool takes_part(const struct job_node *node)
 {
-	return !node->out && !node->left;
+	return !node->out && !node->departed;
 }
 
 /* One whose connection was lost since it asked asks again when it is back. */
@@ -36,19 +36,19 @@ static bool regroups(const struct join *join, uint32_t rank)
 }
 
 /* Newcomers of a node that are let in, while there is room. */
-static uint32_t let_in(const struct join *join, uint32_t *room)
+static uint32_t let_in(const struct join *join, uint32_t *vacant)
 {
-	uint32_t n = MIN(join->newcomers, *room);
+	uint32_t n = MIN(join->newcomers, *vacant);
 
-	*room -= n;
+	*vacant -= n;
 	return n;
 }
 
 /* How many ranks the next run has, and on how many nodes; *ret_room: how many newcomers it may take, most. */
-static uint32_t count(const struct job *job, uint32_t *ret_nodes, uint32_t *ret_room)
+static uint32_t count(const struct job *job, uint32_t *ret_nodes, uint32_t *ret_vacant)
 {
 	uint32_t max = job->membership.max_ranks ? job->membership.max_ranks : JOB_RANKS_MAX,
-		 size = 0, room;
+		 size = 0, vacant;
 	const struct joiner *joiner;
 
 	*ret_nodes = 0;
@@ -58,21 +58,21 @@ static uint32_t count(const struct job *job, uint32_t *ret_nodes, uint32_t *ret_
 		size += job->nodes[i].join->n_ranks;
 		++*ret_nodes;
 	}
-	*ret_room = room = max - MIN(max, size);
+	*ret_vacant = vacant = max - MIN(max, size);
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (takes_part(&job->nodes[i]))
-			size += let_in(job->nodes[i].join, &room);
+			size += let_in(job->nodes[i].join, &vacant);
 	list_for_each (joiner, &job->membership.joiners, link) {
-		if (!room)
+		if (!vacant)
 			break;
-		size += let_in(joiner->join, &room);
+		size += let_in(joiner->join, &vacant);
 		++*ret_nodes;
 	}
 	return size;
 }
 
 /* Which node each rank of the next run is on, by the nodes' new numbers: joiners come last. */
-static void place(const struct job *old, const uint32_t *number, uint32_t next, uint32_t room,
+static void place(const struct job *old, const uint32_t *number, uint32_t next, uint32_t vacant,
 		  struct job *job)
 {
 	const struct joiner *joiner;
@@ -85,12 +85,12 @@ static void place(const struct job *old, const uint32_t *number, uint32_t next, 
 			job->node_of_rank[rank++] = number[node];
 	}
 	for (uint32_t i = 0; i < old->n_nodes; i++)
-		for (uint32_t n = takes_part(&old->nodes[i]) ? let_in(old->nodes[i].join, &room)
+		for (uint32_t n = takes_part(&old->nodes[i]) ? let_in(old->nodes[i].join, &vacant)
 							     : 0;
 		     n; n--)
 			job->node_of_rank[rank++] = number[i];
 	list_for_each (joiner, &old->membership.joiners, link) {
-		for (uint32_t n = let_in(joiner->join, &room); n; n--)
+		for (uint32_t n = let_in(joiner->join, &vacant); n; n--)
 			job->node_of_rank[rank++] = next;
 		next++;
 	}
@@ -130,7 +130,7 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 {
 	_cleanup_(freep) uint32_t *number = calloc(old->n_nodes, sizeof(number[0]));
 	_cleanup_(job_freep) struct job *job = NULL;
-	uint32_t n_nodes, room, size = count(old, &n_nodes, &room), next = 0;
+	uint32_t n_nodes, vacant, size = count(old, &n_nodes, &vacant), next = 0;
 	bool yielded;
 	int r;
 
@@ -173,7 +173,7 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 			.instance = node->join->instance,
 		};
 	}
-	place(old, number, next, room, job);
+	place(old, number, next, vacant, job);
 	for (uint32_t i = 0; i < old->n_nodes; i++) {
 		struct job_node *node = &old->nodes[i];
 

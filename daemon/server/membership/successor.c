@@ -38,7 +38,7 @@ static void answer(struct job *successor, uint32_t node, const struct join *join
 /* Others go on without it, or it has begun there before. */
 static bool is_too_late(const struct job *successor, uint32_t node)
 {
-	return successor->nodes[node].out || successor->nodes[node].left ||
+	return successor->nodes[node].out || successor->nodes[node].departed ||
 	       successor->nodes[node].spoke;
 }
 

@@ -132,7 +132,7 @@ static uint64_t slowest(const struct accumulator *a, uint32_t *ret_node)
 
 	*ret_node = NODE_NONE;
 	for (uint32_t i = 0; i < a->job->n_nodes; i++) {
-		if (a->job->nodes[i].left || a->nodes[i].round >= round)
+		if (a->job->nodes[i].departed || a->nodes[i].round >= round)
 			continue;
 		round = a->nodes[i].round;
 		*ret_node = i;
@@ -504,7 +504,7 @@ int accumulate_offer(struct tensor *tensor, const struct delivery *delivery)
 	return 0;
 }
 
-static void told(struct accumulator *a)
+static void go_on(struct accumulator *a)
 {
 	note_known(a);
 	answer(a);
@@ -620,7 +620,7 @@ void accumulate_visit(struct job *job, struct list *link, uint64_t now_ns)
 	if (a->tensor->given_up)
 		give_up_all(a, a->tensor->given_up);
 	if (offered_is_complete(job))
-		told(a);
+		go_on(a);
 	if (job->state != JOB_RUNNING)
 		return;
 	for (uint32_t i = 0; i < job->n_nodes; i++) {

@@ -26,8 +26,8 @@ static void engine_finish(struct slot *slot)
 	job->n_bytes += slot->header.part_len;
 	metric_count(&job->server->rounds, 1);
 	FAILPOINT("server-summed");
-	if (slot->lender)
-		slot->is_kept_here = delivery_filled(TAKE_PTR(slot->lender));
+	if (slot->in_place)
+		slot->is_kept_here = delivery_filled(TAKE_PTR(slot->in_place));
 	if (job->retention.resume) {
 		keep_finish(slot);
 		return;
@@ -120,7 +120,7 @@ static bool anyone_wants(const struct slot *slot)
 static struct block *borrow(struct slot *slot)
 {
 	struct job *job = slot->job;
-	struct delivery *lender = NULL;
+	struct delivery *in_place = NULL;
 
 	if (!job->retention.resume || job->membership.elastic || stragglers_any(&job->stragglers))
 		return NULL;
@@ -128,12 +128,12 @@ static struct block *borrow(struct slot *slot)
 		if (!slot->from[i])
 			continue;
 		if (peer_is_self(slot->from[i]->peer))
-			lender = slot->from[i];
+			in_place = slot->from[i];
 		else if (peer_takes_direct(slot->from[i]->peer, slot->header.part_len))
 			return NULL;
 	}
-	slot->result = lender ? delivery_lend(lender, slot->header.part_len) : NULL;
-	slot->lender = slot->result ? lender : NULL;
+	slot->result = in_place ? delivery_in_place(in_place, slot->header.part_len) : NULL;
+	slot->in_place = slot->result ? in_place : NULL;
 	return slot->result;
 }
 

@@ -73,7 +73,7 @@ static uint32_t all_have(struct sent *sent)
 {
 	if (sent->capacity)
 		sent_advance(sent);
-	return sent->told = sent->released;
+	return sent->notified = sent->released;
 }
 
 /* Tells who would otherwise hear of it too late. */
@@ -96,12 +96,12 @@ static void on_tell(struct mail *mail)
 		if (!node->peer || !node->sent.capacity)
 			continue;
 		sent_advance(&node->sent);
-		if (node->sent.released - node->sent.told < TELL_AFTER)
+		if (node->sent.released - node->sent.notified < TELL_AFTER)
 			continue;
 		header.up_to = node->sent.released;
 		/* Without memory it hears of it with the next result. */
 		if (FAILPOINT_DROPS("release-sent") || !peer_notice(node->peer, &header, NULL))
-			node->sent.told = node->sent.released;
+			node->sent.notified = node->sent.released;
 	}
 }
 
@@ -308,7 +308,7 @@ void keep_finish(struct slot *slot)
 		return;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if ((tensor->past[i] >= slot->header.round || slot->acked[i] ||
-		     job->nodes[i].left) &&
+		     job->nodes[i].departed) &&
 		    set_has(job, &slot->header, i) && slot_ack(slot, i))
 			break;
 	tell(job);
@@ -580,7 +580,7 @@ void keep_visit(struct job *job, struct list *link, uint64_t now_ns)
 	if (!go_on(slot))
 		return;
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
-		if (slot->acked[i] || !(job->nodes[i].left || past[i] >= slot->header.round) ||
+		if (slot->acked[i] || !(job->nodes[i].departed || past[i] >= slot->header.round) ||
 		    !set_has(job, &slot->header, i))
 			continue;
 		tell(job);

@@ -23,7 +23,7 @@ uint32_t offered_result_len(const struct job *job, const struct data_header *hea
 bool offered_is_complete(const struct job *job)
 {
 	return !job->retention.resume || !job->placement.fresh ||
-	       !stragglers_any(&job->stragglers) || job->retention.told;
+	       !stragglers_any(&job->stragglers) || job->retention.offered;
 }
 
 /* The last word: what has waited goes on. */
@@ -32,9 +32,9 @@ static void look(struct job *job)
 	if (offered_is_complete(job))
 		return;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (!job->nodes[i].offers.told && !job->nodes[i].left)
+		if (!job->nodes[i].offers.complete && !job->nodes[i].departed)
 			return;
-	job->retention.told = true;
+	job->retention.offered = true;
 	job_hold(job);
 	if (quorum_offered(job))
 		sweep(job, SWEEP_NEWS);
@@ -52,13 +52,13 @@ static bool is_of_now(struct offers *offers, const struct data_header *header)
 	if (ahead > UINT32_MAX / 2)
 		return false;
 	if (ahead)
-		*offers = (struct offers){ .attachment = attachment, .told = offers->told };
+		*offers = (struct offers){ .attachment = attachment, .complete = offers->complete };
 	return true;
 }
 
 static void count(struct job *job, struct offers *offers)
 {
-	offers->told |= offers->said && offers->n >= offers->due;
+	offers->complete |= offers->said && offers->n >= offers->due;
 	look(job);
 }
 
@@ -83,7 +83,7 @@ void offered_said(struct job *job, uint32_t node, const struct data_header *head
 	count(job, offers);
 }
 
-void offered_left(struct job *job)
+void offered_departed(struct job *job)
 {
 	look(job);
 }
@@ -92,5 +92,5 @@ void offered_attached(struct job *job, uint32_t node)
 {
 	struct offers *offers = &job->nodes[node].offers;
 
-	*offers = (struct offers){ .told = offers->told };
+	*offers = (struct offers){ .complete = offers->complete };
 }

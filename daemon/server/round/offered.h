@@ -13,7 +13,7 @@ bool offered_is_complete(const struct job *job);
 void offered_offer(struct job *job, const struct data_header *header);
 void offered_said(struct job *job, uint32_t node, const struct data_header *header);
 /* Nobody waits for what this node keeps. May end the job. */
-void offered_left(struct job *job);
+void offered_departed(struct job *job);
 /* The node speaks by another connection: it begins anew. */
 void offered_attached(struct job *job, uint32_t node);
 

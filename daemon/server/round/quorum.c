@@ -119,7 +119,7 @@ static void carried_add(struct part *part, struct carried *carried)
 }
 
 /*
- * Keeps the contribution of a delivery that is about to be answered. What was lent is the
+ * Keeps the contribution of a delivery that is about to be answered. What was given in place is the
  * trainer's, and copied.
  */
 static int carry(struct part *part, struct job *job, const struct delivery *delivery)

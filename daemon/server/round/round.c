@@ -226,7 +226,7 @@ static bool agrees(struct tensor *tensor, struct delivery *delivery)
 
 /* Ranks of nodes that belong to the slot's set, have not come, and pass the test. */
 static const char *missing_text(const struct job *job, const struct data_header *header,
-				struct delivery *const *from, bool left_only,
+				struct delivery *const *from, bool departed_only,
 				struct ranks_text *ret_ranks)
 {
 	ranks_init(ret_ranks);
@@ -234,7 +234,7 @@ static const char *missing_text(const struct job *job, const struct data_header 
 		uint32_t node = job->node_of_rank[i];
 
 		if (set_has(job, header, node) && !(from && from[node]) &&
-		    (!left_only || job->nodes[node].left))
+		    (!departed_only || job->nodes[node].departed))
 			ranks_add(ret_ranks, i);
 	}
 	return ranks_end(ret_ranks);
@@ -247,27 +247,27 @@ static const char *uninformed_text(const struct job *job, struct ranks_text *ret
 	for (uint32_t i = 0; i < job->size; i++) {
 		const struct job_node *node = &job->nodes[job->node_of_rank[i]];
 
-		if (!node->offers.told && !node->left)
+		if (!node->offers.complete && !node->departed)
 			ranks_add(ret_ranks, i);
 	}
 	return ranks_end(ret_ranks);
 }
 
 /* Fails a round that needs ranks which have left. Returns false when it does not. */
-static bool fail_left(struct tensor *tensor, const struct data_header *header,
-		      struct delivery *const *from, struct failure *failure)
+static bool fail_departed(struct tensor *tensor, const struct data_header *header,
+			  struct delivery *const *from, struct failure *failure)
 {
 	struct job *job = tensor->job;
 	struct ranks_text ranks;
 	struct round_text text;
 	const char *missing;
 
-	if (!job->n_left)
+	if (!job->n_departed)
 		return false;
 	missing = missing_text(job, header, from, true, &ranks);
 	if (!ranks.n)
 		return false;
-	if (job->server->hooks->without_left(job))
+	if (job->server->hooks->without_departed(job))
 		return false;
 	(void)failure_set(failure, -EPIPE, "job %s: %s, round %llu: %s %s left the job",
 			  job->owner.name, tensor_text(tensor, &text),
@@ -379,7 +379,7 @@ static void fail_gone(struct tensor *tensor, const struct data_header *header)
 static bool is_done(const struct slot *slot)
 {
 	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
-		if (!slot->from[i] && !slot->job->nodes[i].left)
+		if (!slot->from[i] && !slot->job->nodes[i].departed)
 			return false;
 	return true;
 }
@@ -480,8 +480,9 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	header = slot->header;
 	if (data_is_done(&header) && is_done(slot))
 		engine_start(slot);
-	else if (!data_is_done(&header) && slot->n_here < slot->n_expected && first && job->n_left)
-		(void)fail_left(tensor, &header, slot->from, &failure);
+	else if (!data_is_done(&header) && slot->n_here < slot->n_expected && first &&
+		 job->n_departed)
+		(void)fail_departed(tensor, &header, slot->from, &failure);
 	else if (slot->n_here == slot->n_expected && by_rows)
 		rows_start(slot);
 	else if (slot->n_here == slot->n_expected && !set_is_possible(job, &header))
@@ -503,14 +504,14 @@ void round_refused(struct job *job, const struct data_header *header, const stru
 }
 
 /* Whether it waits for a node that has left. */
-static bool needs_left(const struct slot *slot)
+static bool needs_departed(const struct slot *slot)
 {
 	const struct job *job = slot->job;
 
-	if (!job->n_left || data_is_done(&slot->header) || rows_is_idle(slot))
+	if (!job->n_departed || data_is_done(&slot->header) || rows_is_idle(slot))
 		return false;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (job->nodes[i].left && !slot->from[i] && set_has(job, &slot->header, i))
+		if (job->nodes[i].departed && !slot->from[i] && set_has(job, &slot->header, i))
 			return true;
 	return false;
 }
@@ -569,8 +570,8 @@ void round_visit(struct job *job, struct list *link, uint64_t now_ns)
 		engine_start(slot);
 		return;
 	}
-	if (!job->sweep.asked && needs_left(slot)) {
-		if (fail_left(slot->round->tensor, &header, slot->from, &failure))
+	if (!job->sweep.asked && needs_departed(slot)) {
+		if (fail_departed(slot->round->tensor, &header, slot->from, &failure))
 			return;
 		/* An elastic job goes on without them. */
 		job->sweep.asked = true;

@@ -121,7 +121,7 @@ int rows_parse(const struct job *job, struct delivery *delivery, struct data_pie
 	       struct failure *failure)
 {
 	struct data_header *h = &delivery->header;
-	const char *why = "it lent its payload";
+	const char *why = "its payload is in no block";
 
 	if (!delivery->payload_block || data_rows_parse(h, delivery->payload, ret_piece, &why))
 		return failure_set(failure, -EPROTO, "job %s: push_pull_rows of node %u: %s",
@@ -390,7 +390,7 @@ static void release_held(struct slot *slot)
 	const struct job *job = slot->job;
 
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (!rows->nodes[i].gone && !job->nodes[i].left &&
+		if (!rows->nodes[i].gone && !job->nodes[i].departed &&
 		    (job->retention.resume || rows->nodes[i].n_pulled < rows->n_results - 1))
 			return;
 	slot_free(slot);
@@ -600,7 +600,7 @@ bool rows_again(struct tensor *tensor, struct delivery *delivery, const struct d
 	 */
 	if ((flags & DATA_ROWS_HAS) &&
 	    (tensor_failed(tensor, h->round) || (slot && slot->held) ||
-	     (!slot && ((known && part_is_closed(known, h->round)) || tensor->job->n_left)))) {
+	     (!slot && ((known && part_is_closed(known, h->round)) || tensor->job->n_departed)))) {
 		if (slot)
 			rows_give_up(tensor->job, h->node, h->key, h->round);
 		answer_empty(delivery);

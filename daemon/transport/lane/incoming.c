@@ -34,7 +34,7 @@ static void incoming_init(struct incoming *incoming, bool is_home, bool is_kept)
 	incoming->delivery.payload = NULL;
 	incoming->delivery.payload_block = NULL;
 	incoming->delivery.link = (struct list){ 0 };
-	incoming->message.room = (struct rdma_room){ 0 };
+	incoming->message.target = (struct rdma_target){ 0 };
 	incoming->call = NULL;
 	incoming->window = NULL;
 	incoming->cookie = 0;

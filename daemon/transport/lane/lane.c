@@ -69,7 +69,7 @@ struct lane *lane_free(struct lane *lane)
 	cookies_done(&lane->cookies);
 	seal_done(&lane->in);
 	seal_done(&lane->out);
-	free(lane->pack.room);
+	free(lane->pack.buffer);
 	free(lane);
 	return NULL;
 }
@@ -219,7 +219,7 @@ static void lane_call_written(struct lane *lane, struct call *call)
 		call->state = CALL_SENT;
 	call->is_written = true;
 	call->payload_block = block_unref(call->payload_block);
-	if (call->sent && !(call->header.flags & DATA_FLAG_HAD))
+	if (call->sent && !(call->header.flags & DATA_FLAG_ARRIVED))
 		lane_post_home(lane, &call->sent_mail);
 	if (call->state == CALL_ANSWERED)
 		lane_post_home(lane, &call->message.mail);

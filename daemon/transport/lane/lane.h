@@ -21,7 +21,7 @@ enum call_state {
 	CALL_WRITING, /* RDMA: the other side has the header, not the payload */
 	CALL_POSTED,  /* RDMA: all of it, as far as we know */
 	CALL_SENT,
-	CALL_FILLING,  /* RDMA: the answer's payload is on its way to the room */
+	CALL_FILLING,  /* RDMA: the answer's payload is on its way to its target */
 	CALL_ANSWERED, /* ended once it is written */
 	CALL_ENDED,
 };
@@ -80,8 +80,8 @@ struct lane_input {
 	size_t header_len; /* of it that is here */
 	unsigned char seal[SEAL_MAX]; /* that is being read */
 	size_t seal_len;	      /* of it that is here */
-	void *room; /* where the rest of the payload goes; NULL of a pack: it may all be here at once */
-	size_t room_len;
+	void *target; /* where the rest of the payload goes; NULL of a pack: it may all be here at once */
+	size_t target_len;
 	struct call *call;	   /* whose answer it is */
 	struct incoming *incoming; /* the call or notice that it is */
 };
@@ -104,7 +104,7 @@ struct lane_pack {
 	/* All payloads: they wait for their seal. NULL: none is here */
 	const unsigned char *payloads;
 	unsigned char *
-		room; /* that they are put together in, DATA_PACKED_LEN bytes, once it was needed */
+		buffer; /* that they are put together in, DATA_PACKED_LEN bytes, once it was needed */
 };
 
 struct lane {
@@ -180,7 +180,7 @@ _cold_ int lane_protocol_error(struct lane *lane, const char *why);
 _cold_ int lane_out_of_memory(struct lane *lane);
 /*
  * A message whose header, in wire order, is in lane->input.header: checks it and finds where its payload goes (call or
- * incoming, room, room_len). Returns 0, or has failed the lane. lane_end_message() when the payload is there.
+ * incoming, target, target_len). Returns 0, or has failed the lane. lane_end_message() when the payload is there.
  */
 int lane_begin_message(struct lane *lane);
 /* The same when it is in host order. */

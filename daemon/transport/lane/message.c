@@ -72,22 +72,22 @@ static int begin_answer(struct lane *lane)
 		return lane_protocol_error(lane, "an answer to no call of ours");
 	if (!answer_fits(call, header))
 		return lane_protocol_error(lane, "an answer of the wrong kind");
-	if (header->op == DATA_RESULT && (call->room || call->find_room) &&
-	    header->len > call->room_len)
+	if (header->op == DATA_RESULT && (call->target || call->find_target) &&
+	    header->len > call->target_len)
 		return lane_protocol_error(lane, "a result longer than was asked for");
 	put_header(lane, &call->answer);
-	if (header->op == DATA_RESULT && header->len && !call->room && call->find_room)
-		call->room = call->find_room(call);
+	if (header->op == DATA_RESULT && header->len && !call->target && call->find_target)
+		call->target = call->find_target(call);
 	lane->input.call = call;
-	lane->input.room_len = header->len;
+	lane->input.target_len = header->len;
 	if (header->op == DATA_ERROR) {
-		lane->input.room = call->text;
-	} else if (header->op == DATA_RESULT && call->room) {
-		lane->input.room = call->room;
+		lane->input.target = call->text;
+	} else if (header->op == DATA_RESULT && call->target) {
+		lane->input.target = call->target;
 	} else if (header->len) {
 		if (block_new(lane->transport->blocks, header->len, NULL, &call->answer_block))
 			return lane_out_of_memory(lane);
-		lane->input.room = call->answer_block->data;
+		lane->input.target = call->answer_block->data;
 	}
 	return 0;
 }
@@ -118,8 +118,8 @@ static int begin_incoming(struct lane *lane)
 		      &incoming->delivery.payload_block))
 		return lane_out_of_memory(lane);
 	incoming->delivery.payload = incoming->delivery.payload_block->data;
-	lane->input.room = incoming->delivery.payload_block->data;
-	lane->input.room_len = header->len;
+	lane->input.target = incoming->delivery.payload_block->data;
+	lane->input.target_len = header->len;
 	return 0;
 }
 
@@ -149,8 +149,8 @@ int lane_begin_decoded(struct lane *lane)
 
 	if (data_header_check(&lane->input.header, &why))
 		return lane_protocol_error(lane, why);
-	lane->input.room = NULL;
-	lane->input.room_len = 0;
+	lane->input.target = NULL;
+	lane->input.target_len = 0;
 	switch (lane->input.header.op) {
 	case DATA_OK:
 	case DATA_RESULT:

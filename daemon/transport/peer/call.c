@@ -61,7 +61,7 @@ static struct lane *pick_lane(const struct peer *peer, const struct data_header 
 static bool needs_rdma(const struct call *call)
 {
 	return (call->is_payload_direct && call->header.len) ||
-	       (call->is_room_direct && call->room);
+	       (call->is_target_direct && call->target);
 }
 
 void call_send(struct call *call)
@@ -77,7 +77,7 @@ void call_send(struct call *call)
 		return;
 	}
 	call->state = CALL_QUEUED;
-	call->is_room_named = call->is_written = false;
+	call->is_target_named = call->is_written = false;
 	call->window = NULL;
 	list_push_back(&call->peer->calls, &call->link);
 	lane_begin_business(lane);
@@ -86,13 +86,13 @@ void call_send(struct call *call)
 }
 
 /*
- * The lane is gone, and with it whoever could write into the room. What the other side had not
+ * The lane is gone, and with it whoever could write into the target. What the other side had not
  * heard of is made anew; of the rest the answer is asked for.
  */
 static void call_move(struct call *call, unsigned rail)
 {
 	struct data_header *header = &call->header;
-	bool had = call->is_written || (header->flags & DATA_FLAG_HAD);
+	bool arrived = call->is_written || (header->flags & DATA_FLAG_ARRIVED);
 	bool is_moved = header->flags & DATA_FLAG_MOVED;
 	unsigned first = is_moved ? data_flags_rail(header->flags) : rail;
 
@@ -103,10 +103,10 @@ static void call_move(struct call *call, unsigned rail)
 		header->moved = is_moved ? header->moved : header->cookie;
 		header->flags =
 			(uint16_t)((header->flags & DATA_FLAG_AGAIN) | DATA_FLAG_MOVED |
-				   (had ? DATA_FLAG_HAD : 0) | first << DATA_FLAG_RAIL_SHIFT |
-				   rail << DATA_FLAG_LAST_SHIFT);
+				   (arrived ? DATA_FLAG_ARRIVED : 0) |
+				   first << DATA_FLAG_RAIL_SHIFT | rail << DATA_FLAG_LAST_SHIFT);
 	}
-	if (had)
+	if (arrived)
 		header->len = 0;
 	call_message_init(call);
 	call_send(call);

@@ -48,7 +48,7 @@ static void take_over(struct incoming *old, struct incoming *anew)
 {
 	old->lane = anew->lane;
 	old->is_home &= anew->is_home; /* it is given back where that lane's answers are written */
-	old->message.room = anew->message.room;
+	old->message.target = anew->message.target;
 	old->delivery.header.cookie = anew->delivery.header.cookie;
 	if (!old->lane->rdma)
 		list_remove(&old->link);
@@ -63,7 +63,7 @@ static void incoming_ask(struct incoming *incoming)
 {
 	struct data_header *header = &incoming->delivery.header;
 	struct incoming *old = find_moved(incoming->delivery.peer, header);
-	bool is_lost = header->flags & DATA_FLAG_HAD;
+	bool is_lost = header->flags & DATA_FLAG_ARRIVED;
 
 	if (old) {
 		take_over(old, incoming);
@@ -231,7 +231,7 @@ static int incoming_recharge(struct incoming *incoming)
 	return 0;
 }
 
-/* Its priority and room are set. */
+/* Its priority and target are set. */
 static void incoming_begin(struct incoming *incoming)
 {
 	const struct data_header *header = &incoming->delivery.header;

@@ -13,11 +13,11 @@ struct incoming {
 	/* Once answered its header and block are the answer's. */
 	struct delivery delivery;
 	struct message
-		message; /* the answer. Before, its mail goes home, and its room and priority are as asked for */
+		message; /* the answer. Before, its mail goes home, and its target and priority are as asked for */
 	struct lane *lane; /* NULL: from ourselves */
 	struct call *call; /* in-process: who waits; NULL once it was ended without us */
 	uint64_t charged;
-	/* Of calls that came over an RDMA lane, or a spare one; home but for room and window. */
+	/* Of calls that came over an RDMA lane, or a spare one; home but for target and window. */
 	struct rdma_window *window; /* the worker's: through which the payload comes */
 	struct list
 		link; /* of the peer's arrived ones until its answer is written; or moved ones */

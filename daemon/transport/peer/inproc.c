@@ -67,13 +67,13 @@ static void inproc_take(struct call *call, struct block *block, const void *payl
 {
 	const struct data_header *answer = &call->answer;
 
-	if (answer->op == DATA_RESULT && call->room && answer->len > call->room_len) {
+	if (answer->op == DATA_RESULT && call->target && answer->len > call->target_len) {
 		call->status = -EPROTO;
 		(void)strcpy(call->text, "the result is longer than there is room for");
 	} else if (block) {
 		call->answer_block = block_ref(block);
-	} else if (answer->op == DATA_RESULT && call->room) {
-		metric_copy(&call->peer->transport->copied, call->room, payload, answer->len);
+	} else if (answer->op == DATA_RESULT && call->target) {
+		metric_copy(&call->peer->transport->copied, call->target, payload, answer->len);
 	} else if (block_new(call->peer->transport->blocks, answer->len, NULL,
 			     &call->answer_block)) {
 		call->status = -ENOMEM;
@@ -132,11 +132,11 @@ static struct call *call_of(struct delivery *delivery)
 	return container_of(delivery, struct incoming, delivery)->call;
 }
 
-struct block *delivery_lend(struct delivery *delivery, uint32_t len)
+struct block *delivery_in_place(struct delivery *delivery, uint32_t len)
 {
 	struct call *call = call_of(delivery);
 
-	return call && call->lend ? call->lend(call, len) : NULL;
+	return call && call->in_place ? call->in_place(call, len) : NULL;
 }
 
 bool delivery_filled(struct delivery *delivery)

@@ -19,10 +19,10 @@ struct lane;
 /* Bytes of payload offered or under way on a lane; more urgent ones overtake the rest. Enough for 200 Gbit/s over 40 us. */
 #define RDMA_AHEAD (1u << 20)
 /* Of a link: open at once. Rooms leave the last to grants, which someone waits for. */
-#define RDMA_WINDOWS	  1024
-#define RDMA_ROOM_WINDOWS (RDMA_WINDOWS - 64)
-#define RDMA_HEAD_LEN	  (sizeof(struct data_rdma) + sizeof(struct data_header))
-#define RDMA_SLOT_LEN	  (RDMA_HEAD_LEN + DATA_RDMA_EAGER)
+#define RDMA_WINDOWS	    1024
+#define RDMA_TARGET_WINDOWS (RDMA_WINDOWS - 64)
+#define RDMA_HEAD_LEN	    (sizeof(struct data_rdma) + sizeof(struct data_header))
+#define RDMA_SLOT_LEN	    (RDMA_HEAD_LEN + DATA_RDMA_EAGER)
 
 enum rdma_link_state {
 	LINK_RESOLVING, /* connecting: address, then route */
@@ -132,7 +132,7 @@ struct rdma_link {
 	uint64_t now_ns; /* at the last flush, or poll that had something: read once for many */
 	uint64_t progress_ns; /* when the last completion of a send was seen */
 	struct list awaiting; /* messages, by message.link: offered, no grant yet */
-	struct list granted;  /* messages, by message.link: to be written to their room */
+	struct list granted;  /* messages, by message.link: to be written to their target */
 };
 
 /* link.c */

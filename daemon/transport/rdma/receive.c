@@ -1,19 +1,19 @@
 /*
- * The way in of an RDMA lane: heads of messages, grants of room for payloads, and payloads that
- * lie in their room. lane.c calls for each receive that is completed. Each function fails
+ * The way in of an RDMA lane: heads of messages, grants of targets for payloads, and payloads that
+ * lie in their target. lane.c calls for each receive that is completed. Each function fails
  * the lane when it does not return 0. Worker's thread.
  */
 #include "transport/peer/delivery.h"
 #include "transport/rdma/link.h"
 #include "transport/rdma/rdma.h"
 
-static struct rdma_room room_of(const struct data_rdma *head)
+static struct rdma_target target_of(const struct data_rdma *head)
 {
-	return (struct rdma_room){ head->address, head->key, head->len, head->place,
-				   head->flags & DATA_RDMA_WINDOW };
+	return (struct rdma_target){ head->address, head->key, head->len, head->place,
+				     head->flags & DATA_RDMA_WINDOW };
 }
 
-/* Room for a payload that was offered: told with the next flush, when there is a window. */
+/* The target of a payload that was offered: told with the next flush, when there is a window. */
 static int grant(struct rdma_link *link, const struct data_rdma *head, struct block *block,
 		 struct rdma_window **window)
 {
@@ -70,13 +70,13 @@ static int await_call(struct rdma_link *link, struct incoming *incoming)
 	return grant(link, &head, incoming->delivery.payload_block, &incoming->window);
 }
 
-/* The result lies in the room of its call. */
+/* The result lies in the target of its call. */
 static int receive_written(struct rdma_link *link)
 {
 	struct lane *lane = link->lane;
 	struct call *call = TAKE_PTR(lane->input.call);
 
-	if (!call || !call->is_room_named || call->answer.op != DATA_RESULT)
+	if (!call || !call->is_target_named || call->answer.op != DATA_RESULT)
 		return lane_protocol_error(lane, "a payload that was written nowhere");
 	metric_add(&link->rdma->metrics.bytes_moved, call->answer.len);
 	atomic_fetch_add_explicit(&lane->bytes_in, call->answer.len, memory_order_relaxed);
@@ -102,24 +102,24 @@ static int receive_message(struct rdma_link *link, const struct data_rdma *head,
 		return -EPROTO;
 	is_eager = lane->input.header.len <= DATA_RDMA_EAGER;
 	/* We could not bring it there. */
-	if (lane->input.call && lane->input.call->is_room_direct &&
+	if (lane->input.call && lane->input.call->is_target_direct &&
 	    lane->input.header.op == DATA_RESULT &&
 	    (is_eager || !(head->flags & DATA_RDMA_WRITTEN)))
 		return lane_protocol_error(lane, "a result that was not written to its room");
 	if (len != RDMA_HEAD_LEN + (is_eager ? lane->input.header.len : 0))
 		return lane_protocol_error(lane, "a message of another length than it says");
 	if (lane->input.incoming)
-		lane->input.incoming->message.room = room_of(head);
+		lane->input.incoming->message.target = target_of(head);
 	if (is_eager) {
 		metric_add(&link->rdma->metrics.bytes_moved, lane->input.header.len);
-		if (lane->input.room_len)
-			rdma_copy(link->rdma, lane->input.room, data + RDMA_HEAD_LEN,
+		if (lane->input.target_len)
+			rdma_copy(link->rdma, lane->input.target, data + RDMA_HEAD_LEN,
 				  lane->input.header.len);
-		lane->input.room_len = 0;
+		lane->input.target_len = 0;
 		lane_end_message(lane);
 		return 0;
 	}
-	lane->input.room_len = 0;
+	lane->input.target_len = 0;
 	lane->input.header_len = 0;
 	if (head->flags & DATA_RDMA_WRITTEN)
 		return receive_written(link);
@@ -141,7 +141,7 @@ static int receive_grant(struct rdma_link *link, const struct data_rdma *head)
 		if (message->header->len != head->len)
 			break;
 		list_remove(&message->link);
-		message->room = room_of(head);
+		message->target = target_of(head);
 		list_push_back(&link->granted, &message->link);
 		link->lane->output.is_fresh = true;
 		return 0;
@@ -159,8 +159,8 @@ static int receive_answer_payload(struct rdma_link *link, const struct data_rdma
 		return lane_protocol_error(lane, "a payload that was not announced");
 	if (rdma_window_close(link, TAKE_PTR(call->window), wc))
 		return -EPROTO;
-	if (call->room && call->answer_block && call->answer.op == DATA_RESULT) {
-		rdma_copy(link->rdma, call->room, call->answer_block->data, head->len);
+	if (call->target && call->answer_block && call->answer.op == DATA_RESULT) {
+		rdma_copy(link->rdma, call->target, call->answer_block->data, head->len);
 		call->answer_block = block_unref(call->answer_block);
 	}
 	lane_end_answer(lane, call);

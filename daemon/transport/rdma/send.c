@@ -7,7 +7,7 @@
 #include "transport/rdma/link.h"
 #include "transport/rdma/rdma.h"
 
-static bool has_room(const struct rdma_link *link, unsigned n_receives)
+static bool has_credits(const struct rdma_link *link, unsigned n_receives)
 {
 	/* The last credit is for giving credits. */
 	return link->sends.n < RDMA_SENDS && link->credits > n_receives;
@@ -110,12 +110,12 @@ static void init_send(struct rdma_link *link, unsigned slot, size_t len, struct 
 }
 
 /* What the other end opened for this is closed by it. */
-static void close_room(struct ibv_send_wr *send, const struct rdma_room *room)
+static void close_target(struct ibv_send_wr *send, const struct rdma_target *target)
 {
-	if (!room->is_window)
+	if (!target->is_window)
 		return;
 	send->opcode = IBV_WR_SEND_WITH_INV;
-	send->invalidate_rkey = room->key;
+	send->invalidate_rkey = target->key;
 }
 
 static void post_head(struct rdma_link *link, const struct data_rdma *head)
@@ -199,7 +199,7 @@ static int init_write(struct rdma_link *link, struct message *message, struct ib
 		.sg_list = sge,
 		.num_sge = 1,
 		.opcode = IBV_WR_RDMA_WRITE,
-		.wr.rdma = { .remote_addr = message->room.address, .rkey = message->room.key },
+		.wr.rdma = { .remote_addr = message->target.address, .rkey = message->target.key },
 	};
 	return 0;
 }
@@ -210,7 +210,7 @@ static void post_write(struct rdma_link *link, struct message *message)
 	unsigned slot = take_slot(link, message);
 	struct data_rdma head = {
 		.kind = RDMA_PLACED,
-		.place = message->room.place,
+		.place = message->target.place,
 		.len = message->header->len,
 	};
 	struct ibv_send_wr write, send;
@@ -220,28 +220,28 @@ static void post_write(struct rdma_link *link, struct message *message)
 		container_of(message, struct call, message)->state = CALL_POSTED;
 	put_head(link, slot, &head);
 	init_send(link, slot, sizeof(head), &send_sge, &send);
-	close_room(&send, &message->room);
+	close_target(&send, &message->target);
 	if (!init_write(link, message, &write_sge, &write, &send))
 		add_works(link, &write);
 }
 
 /* Where a call's result is to go: told if the device knows that memory. */
-static struct rdma_window *name_room(struct rdma_link *link, struct call *call,
-				     struct data_rdma *head, struct ibv_send_wr *bind,
-				     struct ibv_send_wr *send)
+static struct rdma_window *name_target(struct rdma_link *link, struct call *call,
+				       struct data_rdma *head, struct ibv_send_wr *bind,
+				       struct ibv_send_wr *send)
 {
 	struct ibv_mr *mr;
 
-	if (!call->room || call->room_len <= DATA_RDMA_EAGER || call->room_len > UINT32_MAX ||
-	    (!call->is_room_direct && !can_open(link, RDMA_ROOM_WINDOWS)))
+	if (!call->target || call->target_len <= DATA_RDMA_EAGER || call->target_len > UINT32_MAX ||
+	    (!call->is_target_direct && !can_open(link, RDMA_TARGET_WINDOWS)))
 		return NULL;
-	mr = rdma_memory_find(link->rdma, link->port->device, call->room, call->room_len);
+	mr = rdma_memory_find(link->rdma, link->port->device, call->target, call->target_len);
 	if (!mr)
 		return NULL;
-	head->address = (uintptr_t)call->room;
-	head->len = (uint32_t)call->room_len;
-	call->is_room_named = true;
-	if (call->is_room_direct) {
+	head->address = (uintptr_t)call->target;
+	head->len = (uint32_t)call->target_len;
+	call->is_target_named = true;
+	if (call->is_target_direct) {
 		head->key = mr->rkey;
 		return NULL;
 	}
@@ -266,10 +266,10 @@ static size_t fill_slot(struct rdma_link *link, unsigned slot, const struct mess
 	return len;
 }
 
-static bool fits_room(const struct message *message)
+static bool fits_target(const struct message *message)
 {
 	return message->header->len > DATA_RDMA_EAGER && message->header->op == DATA_RESULT &&
-	       message->room.len >= message->header->len;
+	       message->target.len >= message->header->len;
 }
 
 static void send_call(struct rdma_link *link, struct message *message)
@@ -283,7 +283,7 @@ static void send_call(struct rdma_link *link, struct message *message)
 	struct ibv_sge sge;
 	size_t n;
 
-	window = name_room(link, call, &head, &bind, &send);
+	window = name_target(link, call, &head, &bind, &send);
 	n = fill_slot(link, slot, message, &head);
 	init_send(link, slot, n, &sge, &send);
 	if (is_eager)
@@ -293,10 +293,10 @@ static void send_call(struct rdma_link *link, struct message *message)
 	add_works(link, window ? &bind : &send);
 }
 
-/* An answer closes the room that its call named, whether it fits there or not. */
+/* An answer closes the target that its call named, whether it fits there or not. */
 static void send_answer(struct rdma_link *link, struct message *message)
 {
-	bool is_eager = message->header->len <= DATA_RDMA_EAGER, is_written = fits_room(message);
+	bool is_eager = message->header->len <= DATA_RDMA_EAGER, is_written = fits_target(message);
 	unsigned slot = take_slot(link, is_eager || is_written ? message : NULL);
 	struct data_rdma head = { .kind = RDMA_MESSAGE };
 	struct ibv_send_wr write, send;
@@ -306,7 +306,7 @@ static void send_answer(struct rdma_link *link, struct message *message)
 	head.flags = is_written ? DATA_RDMA_WRITTEN : 0;
 	n = fill_slot(link, slot, message, &head);
 	init_send(link, slot, n, &send_sge, &send);
-	close_room(&send, &message->room);
+	close_target(&send, &message->target);
 	if (is_written && init_write(link, message, &write_sge, &write, &send))
 		return;
 	if (!is_eager && !is_written)
@@ -335,7 +335,7 @@ static struct message *next_message(const struct rdma_link *link)
 {
 	struct message *message = queue_first(&link->lane->output.queue);
 
-	if (!message || !has_room(link, 2))
+	if (!message || !has_credits(link, 2))
 		return NULL;
 	if (message->header->len > DATA_RDMA_EAGER && link->ahead &&
 	    link->ahead + message->header->len > RDMA_AHEAD)
@@ -351,7 +351,7 @@ void rdma_flush(struct lane *lane)
 
 	link->now_ns = clock_now_ns();
 	lane->output.is_fresh = false;
-	for (; n < link->grants.n && posted(link) && has_room(link, 1) &&
+	for (; n < link->grants.n && posted(link) && has_credits(link, 1) &&
 	       can_open(link, RDMA_WINDOWS);
 	     n++)
 		post_grant(link, &link->grants.list[n]);
@@ -359,7 +359,7 @@ void rdma_flush(struct lane *lane)
 	if (n && link->grants.n)
 		memmove(link->grants.list, link->grants.list + n,
 			link->grants.n * sizeof(*link->grants.list));
-	while (!lane->is_failed && posted(link) && has_room(link, 1) &&
+	while (!lane->is_failed && posted(link) && has_credits(link, 1) &&
 	       (message = list_first(&link->granted, struct message, link))) {
 		list_remove(&message->link);
 		post_write(link, message);

@@ -65,7 +65,7 @@ static void fetch_call(const struct call *call)
 	if (!call)
 		return;
 	__builtin_prefetch(&call->header);
-	__builtin_prefetch(&call->room);
+	__builtin_prefetch(&call->target);
 	for (size_t i = 0; i < CALL_SOON; i += CACHE_LINE / sizeof(call->soon[0]))
 		__builtin_prefetch(&call->soon[i]);
 	fetch_to_write(&call->answer, sizeof(call->answer));
@@ -113,8 +113,8 @@ static void begin_message(struct lane *lane)
 	}
 	if (lane_begin_message(lane))
 		return;
-	lane->input.is_bulk = lane->input.room_len >= BULK_BYTES;
-	if (!lane->input.room_len) {
+	lane->input.is_bulk = lane->input.target_len >= BULK_BYTES;
+	if (!lane->input.target_len) {
 		end_message(lane);
 		return;
 	}
@@ -161,14 +161,14 @@ static void took_payload_seal(struct lane *lane, bool fits)
 /* One message of a pack that is all here. */
 static void take_packed(struct lane *lane, const unsigned char **payload, bool fits)
 {
-	size_t len = lane->input.room_len;
+	size_t len = lane->input.target_len;
 
 	if (!len) {
 		lane_end_message(lane);
 		return;
 	}
 	if (fits) {
-		memcpy(lane->input.room, *payload, len);
+		memcpy(lane->input.target, *payload, len);
 		lane->worker->n_copied += len;
 	}
 	*payload += len;
@@ -209,9 +209,9 @@ static void took_packed(struct lane *lane)
 		(void)lane_protocol_error(lane, "a pack of other messages than its header says");
 		return;
 	}
-	lane->input.room = NULL;
-	lane->input.room_len = pack->header.len - pack->n * sizeof(pack->packed[0]);
-	if (!lane->input.room_len) {
+	lane->input.target = NULL;
+	lane->input.target_len = pack->header.len - pack->n * sizeof(pack->packed[0]);
+	if (!lane->input.target_len) {
 		take_pack(lane, true);
 		return;
 	}
@@ -223,16 +223,16 @@ static void took_packed(struct lane *lane)
  * The payloads of a pack that come in pieces have a place until they are all here. Returns 0, or
  * has failed the lane.
  */
-static int find_pack_room(struct lane *lane)
+static int find_pack_buffer(struct lane *lane)
 {
 	struct lane_pack *pack = &lane->pack;
 
-	if (!pack->room)
-		pack->room = malloc(DATA_PACKED_LEN);
-	if (!pack->room)
+	if (!pack->buffer)
+		pack->buffer = malloc(DATA_PACKED_LEN);
+	if (!pack->buffer)
 		return lane_out_of_memory(lane);
-	lane->input.room = pack->room;
-	pack->payloads = pack->room;
+	lane->input.target = pack->buffer;
+	pack->payloads = pack->buffer;
 	return 0;
 }
 
@@ -284,11 +284,11 @@ static void seal_payload(struct lane *lane, void *data, size_t n)
 /* They are where they belong. */
 static void took_payload(struct lane *lane, size_t n)
 {
-	lane->input.room = (char *)lane->input.room + n;
-	lane->input.room_len -= n;
-	if (lane->input.room_len && lane->input.call)
+	lane->input.target = (char *)lane->input.target + n;
+	lane->input.target_len -= n;
+	if (lane->input.target_len && lane->input.call)
 		FAILPOINT("answer-half");
-	if (lane->input.room_len)
+	if (lane->input.target_len)
 		return;
 	if (lane->in.len)
 		lane->input.reading = READING_PAYLOAD_SEAL;
@@ -329,7 +329,7 @@ static struct call *call_ahead(const struct lane *lane, const unsigned char *dat
  */
 static void fetch_next(const struct lane *lane, const unsigned char *data, size_t len)
 {
-	size_t check = lane->in.len, at = lane->input.room_len + check;
+	size_t check = lane->in.len, at = lane->input.target_len + check;
 	uint32_t payload;
 
 	if (!lane->makes_calls || lane->pack.n || len < at + sizeof(struct data_header))
@@ -348,16 +348,16 @@ static void fetch_next(const struct lane *lane, const unsigned char *data, size_
  */
 static size_t take_payload(struct lane *lane, unsigned char *data, size_t len)
 {
-	size_t n = MIN(len, lane->input.room_len);
+	size_t n = MIN(len, lane->input.target_len);
 
 	fetch_next(lane, data, len);
-	if (!lane->input.room && len >= lane->input.room_len + lane->in.len)
-		lane->input.room = (void *)(uintptr_t)(lane->pack.payloads = data);
-	else if (!lane->input.room && find_pack_room(lane))
+	if (!lane->input.target && len >= lane->input.target_len + lane->in.len)
+		lane->input.target = (void *)(uintptr_t)(lane->pack.payloads = data);
+	else if (!lane->input.target && find_pack_buffer(lane))
 		return 0;
 	seal_payload(lane, data, n);
-	if (lane->input.room != data) {
-		memcpy(lane->input.room, data, n);
+	if (lane->input.target != data) {
+		memcpy(lane->input.target, data, n);
 		lane->worker->n_copied += n;
 	}
 	took_payload(lane, n);
@@ -439,13 +439,13 @@ static ssize_t lane_read(struct lane *lane, size_t *ret_offered)
 	int n = 0;
 
 	*ret_offered = behind;
-	if (lane->input.reading == READING_PAYLOAD && lane->input.room) {
-		size_t len = lane->input.room_len;
+	if (lane->input.reading == READING_PAYLOAD && lane->input.target) {
+		size_t len = lane->input.target_len;
 
 		if (lane->in.len && len > CHECKED_BYTES)
 			len = CHECKED_BYTES;
-		iov[n++] = (struct iovec){ .iov_base = lane->input.room, .iov_len = len };
-		if (len < lane->input.room_len) {
+		iov[n++] = (struct iovec){ .iov_base = lane->input.target, .iov_len = len };
+		if (len < lane->input.target_len) {
 			*ret_offered = len;
 			return lane_readv(lane, iov, n);
 		}
@@ -479,9 +479,9 @@ static bool lane_receive_once(struct lane *lane)
 	len = (size_t)n;
 	lane_heard(lane, clock_now_ns());
 	atomic_fetch_add_explicit(&lane->bytes_in, len, memory_order_relaxed);
-	if (lane->input.reading == READING_PAYLOAD && lane->input.room) {
-		direct = MIN(len, lane->input.room_len);
-		seal_payload(lane, lane->input.room, direct);
+	if (lane->input.reading == READING_PAYLOAD && lane->input.target) {
+		direct = MIN(len, lane->input.target_len);
+		seal_payload(lane, lane->input.target, direct);
 		took_payload(lane, direct);
 	}
 	for (size_t left = len - direct; left > 0 && !lane->is_failed;) {

@@ -44,9 +44,9 @@ static void make_room(struct world *world, uint32_t more)
 /* As if as long had gone by as the job waits before it looks what it needs. */
 static void look(struct agent_job *job)
 {
-	ASSERT_TRUE(job->retention.room_timer.loop);
-	loop_timer_cancel(&job->retention.room_timer);
-	job->retention.room_timer.expired(&job->retention.room_timer);
+	ASSERT_TRUE(job->retention.results_timer.loop);
+	loop_timer_cancel(&job->retention.results_timer);
+	job->retention.results_timer.expired(&job->retention.results_timer);
 }
 
 /* What accumulates stays retained. */
@@ -68,7 +68,7 @@ TEST(a_round_fails_when_its_results_have_no_room)
 						   .distributed = true,
 						   .resume = true,
 						   .part_bytes = PART,
-						   .room = UINT64_C(10) * 2 * PART });
+						   .target = UINT64_C(10) * 2 * PART });
 	struct asked asked;
 	uint32_t first, most, n = 0;
 	char name[16];
@@ -158,7 +158,7 @@ TEST(after_a_restart_no_more_is_charged_than_holds_something)
 	/* And is looked at as what came later is. */
 	look(job_of(world));
 	ASSERT_EQ(ledger_results_allowed(job_of(world)->resumption.ledger), 2 * first);
-	ASSERT_TRUE(job_of(world)->retention.room_timer.loop);
+	ASSERT_TRUE(job_of(world)->retention.results_timer.loop);
 }
 
 TEST(room_that_is_not_needed_goes_back_for_all)
@@ -174,7 +174,7 @@ TEST(room_that_is_not_needed_goes_back_for_all)
 	before = world->ranks[0].charged;
 	/* A session that was charged for none, and has no room. */
 	world->ranks[0].charged = 0;
-	world->options.room = 1;
+	world->options.target = 1;
 	while (ledger_results_allowed(job->resumption.ledger) >
 	       ledger_results_first(job->resumption.ledger)) {
 		uint32_t was = ledger_results_allowed(job->resumption.ledger);
@@ -189,7 +189,7 @@ TEST(room_that_is_not_needed_goes_back_for_all)
 	}
 	ASSERT_INT(world->ranks[2].charged, <, before);
 	ASSERT_EQ(world->ranks[2].charged, 0);
-	ASSERT_TRUE(!job->retention.room_timer.loop);
+	ASSERT_TRUE(!job->retention.results_timer.loop);
 }
 
 TEST(who_regroups_is_charged_for_its_new_ledger)
@@ -254,10 +254,11 @@ TEST(a_job_may_do_nothing_but_accumulate)
 static uint32_t taken[LEDGER_RESULTS_MAX], n_taken;
 
 /* All memory of results, but for so many. */
-static void take_results(struct agent_job *job, uint32_t n_left)
+static void take_results(struct agent_job *job, uint32_t n_departed)
 {
 	ASSERT_OK(agent_quota_for(job, ledger_n_results(job->resumption.ledger)));
-	for (n_taken = 0; n_taken < ledger_n_results(job->resumption.ledger) - n_left; n_taken++) {
+	for (n_taken = 0; n_taken < ledger_n_results(job->resumption.ledger) - n_departed;
+	     n_taken++) {
 		taken[n_taken] = ledger_result_take(job->resumption.ledger, false);
 		ASSERT_INT(taken[n_taken], !=, LEDGER_NO_RESULT);
 	}

@@ -128,7 +128,7 @@ static void names(bool resume)
 	}
 	for (unsigned node = 0; node < RANKS; node++) {
 		ASSERT_EQ(job_of(world, node)->memory.bulk.used, held[node]);
-		ASSERT_TRUE(job_of(world, node)->schedule.n_leveled <= MAX_TENSORS);
+		ASSERT_TRUE(job_of(world, node)->schedule.n_classed <= MAX_TENSORS);
 		ASSERT_TRUE(job_of(world, node)->tensors.n <= MAX_TENSORS);
 		ASSERT_TRUE(heard.n_forgotten[node] > 8 * MAX_TENSORS);
 		/* The first is as if it had never been. */

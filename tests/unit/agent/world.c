@@ -203,8 +203,8 @@ struct world *world_new(const struct world_options *options)
 	ASSERT_TRUE(world->size <= WORLD_RANKS);
 	for (unsigned i = 0; i < WORLD_RANKS; i++)
 		world->ranks[i].ledger = -1;
-	if (!world->options.room)
-		world->options.room = UINT64_MAX;
+	if (!world->options.target)
+		world->options.target = UINT64_MAX;
 	if (!world->options.part_bytes)
 		world->options.part_bytes = 4096;
 	if (!world->options.ahead_bytes)
@@ -316,7 +316,7 @@ static void on_ended(struct agent_member *member, uint64_t number, const struct 
 	rank->failure = *failure;
 }
 
-static void on_left(struct agent_member *member)
+static void on_departed(struct agent_member *member)
 {
 	struct rank *rank = container_of(member, struct rank, member);
 
@@ -343,7 +343,7 @@ static int on_charge_more(struct agent_member *member, uint64_t bytes)
 {
 	struct rank *rank = container_of(member, struct rank, member);
 
-	if (bytes > rank->charged && bytes > rank->world->options.room)
+	if (bytes > rank->charged && bytes > rank->world->options.target)
 		return -EDQUOT;
 	rank->charged = bytes;
 	return 0;
@@ -379,7 +379,7 @@ static struct rank *rank_new(struct world *world, uint32_t number, int ledger)
 	*rank = (struct rank){
 		.member = { .joined = on_joined,
 			    .ended = on_ended,
-			    .left = on_left,
+			    .departed = on_departed,
 			    .refused = on_refused,
 			    .charge = on_charge,
 			    .charge_more = on_charge_more },

@@ -58,7 +58,7 @@ struct world_options {
 	bool resume;	  /* jobs over nodes outlive their daemons' processes */
 	unsigned n_threads, n_data_threads, n_lanes;
 	uint32_t part_bytes;
-	uint64_t room; /* bytes that ledgers may take beyond their beginning; 0: any number */
+	uint64_t target; /* bytes that ledgers may take beyond their beginning; 0: any number */
 	uint64_t inline_bytes, ahead_bytes;
 	unsigned max_jobs, max_tensors;
 	uint64_t request_timeout_ms;

@@ -102,7 +102,7 @@ TEST(of_what_a_peer_may_have_each_of_its_users_has_a_share)
 	(void)account_put(greedy);
 
 	ASSERT_EQ(take_all(greedy), 300);
-	ASSERT_EQ(quota_left(account_quota(peer, ACCOUNT_JOBS)), 300);
+	ASSERT_EQ(quota_available(account_quota(peer, ACCOUNT_JOBS)), 300);
 	ASSERT_EQ(take_all(another), 100);
 	ASSERT_EQ(account_charge(greedy, ACCOUNT_JOBS, 1, &failure), -EDQUOT);
 	ASSERT_STR(failure.text,

@@ -320,7 +320,7 @@ TEST(memory_of_somebody_else_goes_back_with_the_last_reference)
 	struct block block;
 	char data[100];
 
-	block_lend(&block, data, sizeof(data), on_gone);
+	block_borrow(&block, data, sizeof(data), on_gone);
 	ASSERT_EQ(block.len, sizeof(data));
 	ASSERT_TRUE(block.data == data);
 	ASSERT_TRUE(block_ref(&block) == &block);

@@ -33,7 +33,7 @@ TEST(what_is_taken_is_zero_and_apart)
 			for (size_t k = 0; k < lens[i]; k++)
 				ASSERT_EQ(taken[i][k], (char)(i + 1));
 		bulk_done(&bulk);
-		ASSERT_TRUE(!bulk.pieces && !bulk.left);
+		ASSERT_TRUE(!bulk.pieces && !bulk.remaining);
 	}
 	bulk_done(&bulk);
 }

@@ -6,7 +6,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#if CRASH_IS_TOLD
+#if CRASH_IS_REPORTED
 /* What a process says that a signal ends; its status. */
 static int end_by(int number, char *text, size_t size)
 {
@@ -39,7 +39,7 @@ static int end_by(int number, char *text, size_t size)
 
 TEST(a_fault_is_told_and_ends_the_process)
 {
-#if CRASH_IS_TOLD
+#if CRASH_IS_REPORTED
 	static const int signals[] = { SIGSEGV, SIGBUS, SIGABRT };
 	char text[8192];
 

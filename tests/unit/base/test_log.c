@@ -209,7 +209,7 @@ TEST(place_that_logs_often_leaves_the_log_to_others)
 TEST(lines_left_out_are_counted)
 {
 	struct log_place place = { 0 };
-	unsigned n_left_out = 0;
+	unsigned n_omitted = 0;
 	char text[512], said[64];
 	int fds[2];
 
@@ -219,7 +219,7 @@ TEST(lines_left_out_are_counted)
 	ASSERT_TRUE(!log_passes(&place, LOG_LEVEL_DEBUG));
 	ASSERT_EQ(place.due_ns, 0);
 	place.due_ns = CLOCK_NEVER / 2; /* all that it may say for long, it has said */
-	for (; n_left_out < 7; n_left_out++)
+	for (; n_omitted < 7; n_omitted++)
 		ASSERT_TRUE(!log_passes(&place, LOG_LEVEL_INFO));
 	place.due_ns = 0; /* long ago */
 	ASSERT_TRUE(log_passes(&place, LOG_LEVEL_INFO));
@@ -227,7 +227,7 @@ TEST(lines_left_out_are_counted)
 	log_release();
 	(void)read_all(fds[0], text, sizeof(text));
 	(void)snprintf(said, sizeof(said), " info: log: left out %u lines like the next\n",
-		       n_left_out);
+		       n_omitted);
 	ASSERT_CONTAINS(text, said);
 	ASSERT_EQ(n_lines_in(text), 1);
 	close_both(fds);

@@ -631,7 +631,7 @@ TEST(mail_to_a_loop_that_is_awake_causes_no_wakeup)
 struct game {
 	struct letter ball;
 	struct loop *loops[2];
-	unsigned n_left;
+	unsigned n_departed;
 	uint64_t linger_ns; /* or 0 */
 };
 
@@ -640,14 +640,15 @@ static void game_hit(struct mail *mail)
 	struct game *game = container_of(mail, struct game, ball.mail);
 
 	if (game->linger_ns)
-		(void)loop_linger(game->loops[game->n_left % 2], clock_now_ns(), game->linger_ns);
-	if (game->n_left == 0) {
+		(void)loop_linger(game->loops[game->n_departed % 2], clock_now_ns(),
+				  game->linger_ns);
+	if (game->n_departed == 0) {
 		loop_stop(game->loops[0]);
 		loop_stop(game->loops[1]);
 		return;
 	}
-	game->n_left--;
-	loop_post(game->loops[game->n_left % 2], mail);
+	game->n_departed--;
+	loop_post(game->loops[game->n_departed % 2], mail);
 }
 
 static void *game_play(void *arg)
@@ -663,7 +664,9 @@ static bool find_nothing(struct loop_watch *watch)
 
 static void play(uint64_t spin_ns, uint64_t linger_ns)
 {
-	struct game game = { .ball.mail.run = game_hit, .n_left = 20000, .linger_ns = linger_ns };
+	struct game game = { .ball.mail.run = game_hit,
+			     .n_departed = 20000,
+			     .linger_ns = linger_ns };
 	struct loop_watch watch = { .look = find_nothing, .rest = find_nothing };
 	pthread_t threads[2];
 	void *failed;
@@ -891,7 +894,7 @@ TEST(stop_keeps_what_was_ready)
 /* Each step of which takes a while. */
 struct chores {
 	struct chore chore;
-	unsigned n_left, n_steps;
+	unsigned n_departed, n_steps;
 	const struct chores *other;
 	unsigned most_ahead;
 };
@@ -907,21 +910,21 @@ static bool chores_step(struct chore *chore)
 	if (chores->other && chores->n_steps > chores->other->n_steps)
 		chores->most_ahead =
 			MAX(chores->most_ahead, chores->n_steps - chores->other->n_steps);
-	return --chores->n_left;
+	return --chores->n_departed;
 }
 
 TEST(chores_are_done_by_turns_and_a_turn_does_but_some)
 {
 	_cleanup_(loop_freep) struct loop *loop = NULL;
-	struct chores one = { .chore.step = chores_step, .n_left = 200 };
-	struct chores two = { .chore.step = chores_step, .n_left = 200, .other = &one };
+	struct chores one = { .chore.step = chores_step, .n_departed = 200 };
+	struct chores two = { .chore.step = chores_step, .n_departed = 200, .other = &one };
 	unsigned n_turns = 0;
 
 	ASSERT_OK(loop_new(&loop));
 	loop_begin(loop, &one.chore);
 	loop_begin(loop, &one.chore);
 	loop_begin(loop, &two.chore);
-	while (one.n_left || two.n_left) {
+	while (one.n_departed || two.n_departed) {
 		unsigned n = one.n_steps + two.n_steps;
 
 		/* Does not wait, though there is nothing else. */
@@ -939,7 +942,7 @@ TEST(chores_are_done_by_turns_and_a_turn_does_but_some)
 TEST(a_chore_that_is_aborted_has_no_step)
 {
 	_cleanup_(loop_freep) struct loop *loop = NULL;
-	struct chores one = { .chore.step = chores_step, .n_left = 2 };
+	struct chores one = { .chore.step = chores_step, .n_departed = 2 };
 
 	ASSERT_OK(loop_new(&loop));
 	loop_abort(&one.chore);

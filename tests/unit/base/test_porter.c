@@ -226,10 +226,10 @@ TEST(parcels_hold_anything)
 	open_world(&world);
 	ASSERT_OK(pipe2(ends, O_CLOEXEC));
 	socket = socket_with(&ends[1], 1);
-	ASSERT_OK(porter_take(&taken.errand, PORTER_PARCEL, socket));
+	ASSERT_OK(porter_take(&taken.errand, PORTER_FRAME, socket));
 	run_until(&world, &taken.n_over, 1);
 	ASSERT_EQ(taken.status, 0);
-	fd = porter_open_parcel(taken.fd);
+	fd = porter_open_frame(taken.fd);
 	ASSERT_TRUE(same_file(fd, ends[1]));
 	(void)fd_close(fd);
 	(void)fd_close(taken.fd);
@@ -239,7 +239,7 @@ TEST(parcels_hold_anything)
 	taken = SEEN;
 	socket = socket_with(&ends[1], 1);
 	(void)fd_close(ends[1]);
-	ASSERT_OK(porter_take(&taken.errand, PORTER_PARCEL, socket));
+	ASSERT_OK(porter_take(&taken.errand, PORTER_FRAME, socket));
 	run_until(&world, &taken.n_over, 1);
 	ASSERT_TRUE(!hung_up(ends[0]));
 	porter_close(&closed.errand, taken.fd);

@@ -238,11 +238,11 @@ TEST(servers_that_are_no_view_are_dealt_the_same)
 	uint16_t stripes[PLACEMENT_STRIPES];
 	size_t n[5] = { 0 };
 
-	ASSERT_OK(placement_deal(servers, 5, 3, stripes, PLACEMENT_STRIPES));
+	ASSERT_OK(placement_assign(servers, 5, 3, stripes, PLACEMENT_STRIPES));
 	for (size_t i = 0; i < PLACEMENT_STRIPES; i++)
 		n[stripes[i]]++;
 	/* D = 9 + 6 - 4 = 11: spares 4/11, colocated 1/11. */
 	for (size_t i = 0; i < 5; i++)
 		ASSERT_INT(labs((long)n[i] - (i < 3 ? 1 : 4) * PLACEMENT_STRIPES / 11), <=, 1);
-	ASSERT_EQ(placement_deal(servers, 0, 3, stripes, PLACEMENT_STRIPES), -ENOENT);
+	ASSERT_EQ(placement_assign(servers, 0, 3, stripes, PLACEMENT_STRIPES), -ENOENT);
 }

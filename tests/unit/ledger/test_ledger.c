@@ -391,7 +391,7 @@ TEST(what_concerns_the_job_is_kept)
 	ledger_free(ledger);
 	ledger = reopen(fd, 1);
 	ASSERT_TRUE(ledger_has_begun(ledger));
-	ASSERT_TRUE(ledger_has_left(ledger, 1) && !ledger_has_left(ledger, 0));
+	ASSERT_TRUE(ledger_has_departed(ledger, 1) && !ledger_has_departed(ledger, 0));
 	ASSERT_EQ(ledger_part_bytes(ledger), PART_BYTES);
 	ASSERT_EQ(ledger_look(ledger, 0, &pid), PROCESS_ALIVE);
 	ASSERT_EQ(pid, (uint32_t)getpid());

@@ -63,7 +63,7 @@ TEST(good_contributions_pass)
 	EXPECT_GOOD();
 	EXPECT_GOOD(h.len = 0);
 	EXPECT_GOOD(h.flags = DATA_FLAG_MOVED | 3 << DATA_FLAG_RAIL_SHIFT, h.moved = 77);
-	EXPECT_GOOD(h.flags = DATA_FLAG_MOVED | DATA_FLAG_HAD, h.len = 0);
+	EXPECT_GOOD(h.flags = DATA_FLAG_MOVED | DATA_FLAG_ARRIVED, h.len = 0);
 	EXPECT_GOOD(h.operation = OPERATION_BROADCAST, h.reduction = 0, h.root = JOB_RANKS_MAX - 1);
 	EXPECT_GOOD(h.operation = OPERATION_ALL_TO_ALL, h.reduction = 0, h.block = UINT32_MAX);
 	EXPECT_GOOD(h.operation = OPERATION_BARRIER, h.reduction = h.dtype = 0,
@@ -91,8 +91,8 @@ TEST(frames_of_another_protocol_are_refused)
 	EXPECT_BAD("later version", h.flags = 8);
 	EXPECT_BAD("later version", h.flags = 1 << DATA_FLAG_LAST_SHIFT);
 	EXPECT_BAD("later version", h.flags = DATA_FLAG_MOVED | 0x8000);
-	EXPECT_BAD("later version", h.flags = DATA_FLAG_HAD);
-	EXPECT_BAD("later version", h.flags = DATA_FLAG_MOVED | DATA_FLAG_HAD);
+	EXPECT_BAD("later version", h.flags = DATA_FLAG_ARRIVED);
+	EXPECT_BAD("later version", h.flags = DATA_FLAG_MOVED | DATA_FLAG_ARRIVED);
 	EXPECT_BAD("later version", h.op = DATA_RESULT, h.flags = DATA_FLAG_MOVED);
 	EXPECT_BAD("later version", h.pad = 1);
 	EXPECT_BAD("later version", h.moved = 1);

@@ -247,7 +247,7 @@ void delivery_fail(struct delivery *delivery, int status, const char *text)
 	answered(delivery, status);
 }
 
-struct block *delivery_lend(struct delivery *delivery, uint32_t len)
+struct block *delivery_in_place(struct delivery *delivery, uint32_t len)
 {
 	struct block *block = delivery->peer->block;
 

@@ -21,7 +21,7 @@ struct wire {
 struct wire_call {
 	struct call call;
 	struct asked *asked;
-	void *room;
+	void *target;
 };
 
 static void on_call(void *user, struct delivery *delivery)
@@ -97,10 +97,10 @@ static void call_done(struct call *call)
 	if (!call->status && call->answer.len) {
 		asked->data = malloc(call->answer.len);
 		ASSERT_TRUE(asked->data);
-		memcpy(asked->data, call->answer_block ? call->answer_block->data : w->room,
+		memcpy(asked->data, call->answer_block ? call->answer_block->data : w->target,
 		       call->answer.len);
 	}
-	free(w->room);
+	free(w->target);
 	free(w);
 }
 
@@ -122,8 +122,8 @@ static void wire_call(struct far *far, unsigned end, struct asked *asked,
 		w->call.payload = memcpy(asked->payload, payload, header->len);
 	}
 	if (header->op == DATA_PUSH && far->n_calls % 3) {
-		w->room = w->call.room = malloc(MAX(header->part_len, 1u));
-		w->call.room_len = header->part_len;
+		w->target = w->call.target = malloc(MAX(header->part_len, 1u));
+		w->call.target_len = header->part_len;
 	}
 	peer_call(wire->ends[end].server, &w->call);
 }

@@ -279,17 +279,17 @@ TEST(both_ends_must_have_them)
 	for (size_t i = 0; i < sizeof(configs) / sizeof(configs[0]); i++) {
 		struct pair_config config = configs[i][0], other = configs[i][1];
 		_cleanup_(pair_freep) struct pair *pair = pair_new_alone(&config);
-		char payload[1000], room[1000];
+		char payload[1000], target[1000];
 		struct pair_call call;
 
 		pair_serve(pair, &other);
 		pair->server->on_call = pair_on_call_echo;
 		pair_fill(payload, sizeof(payload), 3);
-		pair_call_init(&call, payload, sizeof(payload), room, sizeof(room));
+		pair_call_init(&call, payload, sizeof(payload), target, sizeof(target));
 		pair_call_begin(pair, &call);
 		PAIR_UNTIL(pair, call.n_done);
 		ASSERT_OK(call.call.status);
-		ASSERT_TRUE(pair_check(room, sizeof(room), 3));
+		ASSERT_TRUE(pair_check(target, sizeof(target), 3));
 		ASSERT_EQ(list_first(&pair->peer->lanes, struct lane, link)->in.len > 0,
 			  i == sizeof(configs) / sizeof(configs[0]) - 1);
 	}

@@ -15,16 +15,16 @@ static uint64_t copied(const struct pair_side *side)
 
 static void call_one(struct pair *pair, size_t len, uint64_t seed)
 {
-	static char payload[LEN], room[LEN];
+	static char payload[LEN], target[LEN];
 	struct pair_call call;
 
 	pair_fill(payload, len, seed);
-	pair_call_init(&call, payload, len, room, sizeof(room));
+	pair_call_init(&call, payload, len, target, sizeof(target));
 	pair_call_begin(pair, &call);
 	PAIR_UNTIL(pair, call.n_done);
 	ASSERT_EQ(call.call.status, 0);
 	ASSERT_EQ(call.call.answer.len, len);
-	ASSERT_TRUE(pair_check(room, len, seed));
+	ASSERT_TRUE(pair_check(target, len, seed));
 }
 
 /* The first of them may be, as nobody knows that it comes; then each goes straight to where it belongs. */

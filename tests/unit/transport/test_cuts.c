@@ -57,7 +57,7 @@ ssize_t __wrap_readv(int fd, const struct iovec *iov, int n)
 
 struct calls {
 	struct pair_call call[N_CALLS];
-	char payload[N_CALLS][LEN_MAX], room[N_CALLS][LEN_MAX];
+	char payload[N_CALLS][LEN_MAX], target[N_CALLS][LEN_MAX];
 };
 
 static void run_calls(struct pair *pair, struct calls *calls, unsigned round)
@@ -70,7 +70,7 @@ static void run_calls(struct pair *pair, struct calls *calls, unsigned round)
 		uint32_t len = lens[(i * (1 + round % 5) + round) % ARRAY_SIZE(lens)];
 
 		pair_fill(calls->payload[i], len, round * N_CALLS + i);
-		pair_call_init(&calls->call[i], calls->payload[i], len, calls->room[i], LEN_MAX);
+		pair_call_init(&calls->call[i], calls->payload[i], len, calls->target[i], LEN_MAX);
 		calls->call[i].call.header.key = i + 1;
 		pair_call_begin(pair, &calls->call[i]);
 	}
@@ -79,7 +79,7 @@ static void run_calls(struct pair *pair, struct calls *calls, unsigned round)
 
 		PAIR_UNTIL(pair, calls->call[i].n_done);
 		ASSERT_OK(call->status);
-		ASSERT_TRUE(pair_check(calls->room[i], call->answer.len, round * N_CALLS + i));
+		ASSERT_TRUE(pair_check(calls->target[i], call->answer.len, round * N_CALLS + i));
 	}
 }
 

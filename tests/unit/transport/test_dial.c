@@ -389,10 +389,10 @@ TEST(connections_over_the_loopback_are_not_paced)
 	_cleanup_(pair_freep) struct pair *pair =
 		pair_new(&(struct pair_variant){ .name = "tcp", .n_lanes = 3 });
 	struct pair_call call;
-	char room[1];
+	char target[1];
 
 	pair->server->on_call = pair_on_call_echo;
-	pair_call_init(&call, "x", 1, room, 1);
+	pair_call_init(&call, "x", 1, target, 1);
 	pair_call_begin(pair, &call);
 	PAIR_UNTIL(pair, call.n_done && count_connections("reno") >= 6);
 }

@@ -443,10 +443,10 @@ TEST(answers_that_break_the_protocol)
 		_cleanup_(pair_freep) struct pair *pair = caller_new(&variants[i % 2], &fd);
 		struct pair_call calls[2];
 		struct data_header asked, answer;
-		char room[100], payload[101] = "";
+		char target[100], payload[101] = "";
 
 		for (unsigned k = 0; k < 2; k++) {
-			pair_call_init(&calls[k], payload, 50, room, sizeof(room));
+			pair_call_init(&calls[k], payload, 50, target, sizeof(target));
 			pair_call_begin(pair, &calls[k]);
 		}
 		receive_call(pair, fd, &asked);
@@ -529,9 +529,9 @@ TEST(an_answer_cut_at_every_byte)
 			_cleanup_(pair_freep) struct pair *pair = caller_new(&variants[v], &fd);
 			struct data_header asked;
 			struct pair_call call;
-			char room[32];
+			char target[32];
 
-			pair_call_init(&call, NULL, 0, room, sizeof(room));
+			pair_call_init(&call, NULL, 0, target, sizeof(target));
 			pair_call_begin(pair, &call);
 			receive_call(pair, fd, &asked);
 			result_header(&answer.header, asked.cookie, sizeof(answer.payload));
@@ -567,17 +567,17 @@ TEST(an_answer_in_a_block_cut_short)
 
 struct seeker {
 	struct pair_call call;
-	char room[32];
+	char target[32];
 	unsigned n_asked;
 };
 
-static void *find_room(struct call *call)
+static void *find_target(struct call *call)
 {
 	struct seeker *seeker =
 		container_of(container_of(call, struct pair_call, call), struct seeker, call);
 
 	/* There is none the first time. */
-	return seeker->n_asked++ ? seeker->room : NULL;
+	return seeker->n_asked++ ? seeker->target : NULL;
 }
 
 /* A caller without a room is asked for one when the result begins to come; one that has none gets a block. */
@@ -596,8 +596,8 @@ TEST(room_is_found_when_a_result_comes)
 		for (unsigned i = 0; i < 3; i++) {
 			unsigned n_asked = seeker.n_asked;
 
-			pair_call_init(&seeker.call, NULL, 0, NULL, sizeof(seeker.room));
-			seeker.call.call.find_room = find_room;
+			pair_call_init(&seeker.call, NULL, 0, NULL, sizeof(seeker.target));
+			seeker.call.call.find_target = find_target;
 			pair_call_begin(pair, &seeker.call);
 			receive_call(pair, fd, &asked);
 			ASSERT_EQ(seeker.n_asked, n_asked);
@@ -609,12 +609,12 @@ TEST(room_is_found_when_a_result_comes)
 			ASSERT_EQ(seeker.n_asked, i < 2 ? i + 1 : 2);
 			ASSERT_EQ(!seeker.call.answer, i > 0);
 			if (i == 1)
-				ASSERT_TRUE(!strcmp(seeker.room, "result"));
+				ASSERT_TRUE(!strcmp(seeker.target, "result"));
 			(void)block_unref(seeker.call.answer);
 		}
 		/* One byte more than the caller has room for. */
 		pair_call_init(&seeker.call, NULL, 0, NULL, 31);
-		seeker.call.call.find_room = find_room;
+		seeker.call.call.find_target = find_target;
 		pair_call_begin(pair, &seeker.call);
 		receive_call(pair, fd, &asked);
 		result_header(&answer.header, asked.cookie, 32);

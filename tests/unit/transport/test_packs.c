@@ -156,7 +156,7 @@ static struct pair *caller_new(unsigned n_threads, bool checks, uint64_t feature
 /* Calls with their payloads and rooms. */
 struct calls {
 	struct pair_call call[N_CALLS];
-	unsigned char payload[N_CALLS][DATA_PACKED_MAX], room[N_CALLS][DATA_PACKED_MAX];
+	unsigned char payload[N_CALLS][DATA_PACKED_MAX], target[N_CALLS][DATA_PACKED_MAX];
 };
 
 static struct calls *calls_new(uint32_t len)
@@ -166,7 +166,7 @@ static struct calls *calls_new(uint32_t len)
 	ASSERT_TRUE(calls);
 	for (unsigned i = 0; i < N_CALLS; i++) {
 		pair_fill(calls->payload[i], len, i);
-		pair_call_init(&calls->call[i], calls->payload[i], len, calls->room[i], len);
+		pair_call_init(&calls->call[i], calls->payload[i], len, calls->target[i], len);
 		calls->call[i].call.header.key = i + 1;
 	}
 	return calls;
@@ -185,7 +185,7 @@ static void expect_all(struct pair *pair, struct calls *calls, uint32_t len)
 		ASSERT_EQ(calls->call[i].n_done, 1);
 		ASSERT_EQ(calls->call[i].n_sent, 1);
 		ASSERT_OK(calls->call[i].call.status);
-		ASSERT_TRUE(pair_check(calls->room[i], len, i));
+		ASSERT_TRUE(pair_check(calls->target[i], len, i));
 	}
 }
 

@@ -139,7 +139,7 @@ static void echoes_end(struct pair *pair, struct echoes *echoes)
 		ASSERT_EQ(call->n_done, 1);
 		ASSERT_EQ(call->n_sent, 1);
 		ASSERT_EQ(call->call.answer.round, i + 1);
-		ASSERT_TRUE(pair_check(call->call.room, call->call.answer.len, 9));
+		ASSERT_TRUE(pair_check(call->call.target, call->call.answer.len, 9));
 	}
 	free(echoes->payload);
 	free(echoes->rooms);
@@ -636,7 +636,7 @@ struct window {
 	char *arena; /* the room in the middle of it */
 	struct pair_call call;
 	struct delivery *delivery;
-	struct rdma_room room;
+	struct rdma_target target;
 	struct rdma_link *link, *other; /* b's: that of the call, and not */
 };
 
@@ -656,14 +656,14 @@ static void window_begin(struct window *window)
 	PAIR_UNTIL(pair, pair->server->n_deliveries);
 	window->delivery = pair_take(pair);
 	incoming = container_of(window->delivery, struct incoming, delivery);
-	window->room = incoming->message.room;
+	window->target = incoming->message.target;
 	window->link = incoming->lane->rdma;
 	list_for_each (link, &pair->b.transport->rdma->links, link)
 		if (link->state == LINK_UP && link != window->link)
 			window->other = link;
-	ASSERT_TRUE(window->other && window->room.is_window);
-	ASSERT_EQ(window->room.len, WINDOW_LEN);
-	ASSERT_EQ(window->room.address, (uintptr_t)window->arena + WINDOW_LEN);
+	ASSERT_TRUE(window->other && window->target.is_window);
+	ASSERT_EQ(window->target.len, WINDOW_LEN);
+	ASSERT_EQ(window->target.address, (uintptr_t)window->arena + WINDOW_LEN);
 }
 
 static void window_write(const struct rdma_link *link, uint64_t address, uint32_t key)
@@ -716,9 +716,9 @@ TEST_TIMEOUT(a_window_is_open_to_who_was_asked, LIMIT_S)
 
 	window_begin(&window);
 	pair = window.pair;
-	window_write(window.link, window.room.address, window.room.key);
+	window_write(window.link, window.target.address, window.target.key);
 	PAIR_UNTIL(pair, has_come_and_goes(window.arena + WINDOW_LEN));
-	window_refuses(&window, window.other, window.room.address, window.room.key);
+	window_refuses(&window, window.other, window.target.address, window.target.key);
 }
 
 TEST_TIMEOUT(a_window_is_no_wider_than_asked_for, LIMIT_S)
@@ -735,7 +735,7 @@ TEST_TIMEOUT(a_window_is_no_wider_than_asked_for, LIMIT_S)
 		pair_free(window.pair);
 		TEST_SKIP("soft-RoCE does not look at the bounds of a window");
 	}
-	window_refuses(&window, window.link, window.room.address - WINDOW_LEN, window.room.key);
+	window_refuses(&window, window.link, window.target.address - WINDOW_LEN, window.target.key);
 }
 
 TEST_TIMEOUT(a_window_is_closed_by_the_answer, LIMIT_S)
@@ -745,7 +745,7 @@ TEST_TIMEOUT(a_window_is_closed_by_the_answer, LIMIT_S)
 	window_begin(&window);
 	pair_echo(window.pair, window.delivery);
 	PAIR_UNTIL(window.pair, window.call.n_done);
-	window_refuses(&window, window.link, window.room.address, window.room.key);
+	window_refuses(&window, window.link, window.target.address, window.target.key);
 }
 
 TEST_TIMEOUT(a_region_is_open_to_nobody, LIMIT_S)
@@ -771,7 +771,7 @@ TEST_TIMEOUT(a_window_that_is_left_open, LIMIT_S)
 
 	window_begin(&window);
 	pair = window.pair;
-	container_of(window.delivery, struct incoming, delivery)->message.room.is_window = false;
+	container_of(window.delivery, struct incoming, delivery)->message.target.is_window = false;
 	delivery_answer(window.delivery, &answer, NULL, NULL);
 	PAIR_UNTIL(pair, pair->a.n_lost);
 	ASSERT_CONTAINS(pair->a.lost_why, "a window that was left open");

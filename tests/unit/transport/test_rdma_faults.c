@@ -79,7 +79,7 @@ static void repeat(struct pair *pair, struct echoes *echoes, struct pair_call *c
 {
 	uint64_t round = call->call.header.round;
 
-	pair_call_init(call, echoes->payload, round % 3 ? LEN : 100, call->call.room, LEN);
+	pair_call_init(call, echoes->payload, round % 3 ? LEN : 100, call->call.target, LEN);
 	call->call.header.round = round;
 	call->call.is_repeatable = call->call.is_again = true;
 	echoes->n_again++;
@@ -100,7 +100,7 @@ static void echoes_end(struct pair *pair, struct echoes *echoes)
 		ASSERT_EQ(call->n_done, 1);
 		ASSERT_EQ(call->n_sent, 1);
 		ASSERT_EQ(call->call.answer.round, i + 1);
-		ASSERT_TRUE(pair_check(call->call.room, call->call.answer.len, 9));
+		ASSERT_TRUE(pair_check(call->call.target, call->call.answer.len, 9));
 	}
 	/* One that had to be repeated may have been lost before it was delivered. */
 	ASSERT_INT(pair->server->n_deliveries, >=, ECHOES);
@@ -204,13 +204,13 @@ TEST_TIMEOUT(completions_are_lost, LIMIT_S)
 {
 	struct pair_config config = config_of(&variants[0], TRANSPORT_AUTO);
 	struct pair *pair = pair_up(&config);
-	char payload[100], room[100];
+	char payload[100], target[100];
 	struct pair_call call;
 	uint64_t works;
 
 	pair->server->on_call = pair_on_call_echo;
 	pair_fill(payload, sizeof(payload), 9);
-	pair_call_init(&call, payload, sizeof(payload), room, sizeof(room));
+	pair_call_init(&call, payload, sizeof(payload), target, sizeof(target));
 	call.call.is_repeatable = true;
 	fake_fail("ibv_poll_cq fake0", 0, 1, UINT_MAX);
 	works = fake_work().works;
@@ -221,12 +221,12 @@ TEST_TIMEOUT(completions_are_lost, LIMIT_S)
 	PAIR_UNTIL(pair, call.n_done);
 	ASSERT_EQ(call.call.status, -ENETRESET);
 	ASSERT_EQ(pair->server->n_deliveries, 1);
-	pair_call_init(&call, payload, sizeof(payload), room, sizeof(room));
+	pair_call_init(&call, payload, sizeof(payload), target, sizeof(target));
 	call.call.is_repeatable = call.call.is_again = true;
 	pair_call_begin(pair, &call);
 	PAIR_UNTIL(pair, call.n_done);
 	ASSERT_OK(call.call.status);
-	ASSERT_TRUE(pair_check(room, sizeof(room), 9));
+	ASSERT_TRUE(pair_check(target, sizeof(target), 9));
 	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
 	fake_fail("ibv_poll_cq fake0", 0, 1, 0);
 	pair_free(pair);
@@ -482,7 +482,7 @@ static void begin_directly(struct pair *pair, struct pair_call *call, char *at, 
 	ASSERT_TRUE(!peer_takes_direct(pair->peer, DATA_RDMA_EAGER));
 	pair_call_init(call, at, LEN, at, LEN);
 	call->call.header.round = round;
-	call->call.is_payload_direct = call->call.is_room_direct = true;
+	call->call.is_payload_direct = call->call.is_target_direct = true;
 	call->call.is_repeatable = true;
 	pair_call_begin(pair, call);
 }
@@ -497,8 +497,8 @@ static bool end_by_host(struct pair *pair, struct pair_call *call, const char *b
 		return false;
 	memcpy(host, behind, LEN);
 	if (call->call.status == -ENOLINK) {
-		call->call.payload = call->call.room = host;
-		call->call.is_payload_direct = call->call.is_room_direct = false;
+		call->call.payload = call->call.target = host;
+		call->call.is_payload_direct = call->call.is_target_direct = false;
 		call->n_done = 0;
 		peer_call_on(&call->call);
 		PAIR_UNTIL(pair, call->n_done);

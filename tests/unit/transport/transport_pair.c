@@ -217,14 +217,14 @@ static void on_done(struct call *call)
 		pair_call->on_done(pair_call);
 }
 
-void pair_call_init(struct pair_call *call, const void *payload, size_t len, void *room,
-		    size_t room_len)
+void pair_call_init(struct pair_call *call, const void *payload, size_t len, void *target,
+		    size_t target_len)
 {
 	memset(call, 0, sizeof(*call));
 	raw_push_header(&call->call.header, 0, (uint32_t)len);
 	call->call.payload = payload;
-	call->call.room = room;
-	call->call.room_len = room_len;
+	call->call.target = target;
+	call->call.target_len = target_len;
 	call->call.sent = on_sent;
 	call->call.done = on_done;
 }

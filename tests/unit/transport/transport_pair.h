@@ -89,8 +89,8 @@ void pair_turn(struct pair *pair);
 	} while (0)
 
 /* A contribution of len bytes, answered by a result; callbacks and header set. */
-void pair_call_init(struct pair_call *call, const void *payload, size_t len, void *room,
-		    size_t room_len);
+void pair_call_init(struct pair_call *call, const void *payload, size_t len, void *target,
+		    size_t target_len);
 void pair_call_begin(struct pair *pair, struct pair_call *call);
 /* Takes the oldest delivery off the server's list, waiting for it. */
 struct delivery *pair_take(struct pair *pair);
