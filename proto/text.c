@@ -6,7 +6,7 @@
 
 /*
  * Not shown, or shown as something else: controls, formats, directions, separators of lines,
- * surrogates, no characters.
+ * surrogates, no characters. In ascending order.
  */
 static const struct {
 	uint32_t first, last;
@@ -23,8 +23,8 @@ static const struct {
 
 static bool is_plain(uint32_t c)
 {
-	for (size_t i = 0; i < ARRAY_SIZE(not_plain); i++)
-		if (c >= not_plain[i].first && c <= not_plain[i].last)
+	for (size_t i = 0; i < ARRAY_SIZE(not_plain) && c >= not_plain[i].first; i++)
+		if (c <= not_plain[i].last)
 			return false;
 	/* The last two of each plane are no characters. */
 	return c <= 0x10ffff && (c & 0xfffe) != 0xfffe;
