@@ -351,8 +351,9 @@ struct bps_begun {
 /*
  * Of a rank that follows: waits for an operation that others have begun and this rank has not submitted, in the order of its tensor;
  * told once, and to be submitted before the next call. ret->size must be set. 1: ret says which; 0: all ranks follow and are idle;
- * -ETIMEDOUT; -ECANCELED (this rank does not follow); -EPIPE (a rank has left the job: never all will follow); or as the job or the
- * connection has failed. What others submit by bps_barrier() is called "bps:barrier", and submitted by it here.
+ * -ETIMEDOUT; -ECANCELED (this rank does not follow); -EPIPE (a rank has left the job: never all will follow); -EOPNOTSUPP (others
+ * have begun something of an element type that this library does not know); or as the job or the connection has failed. What
+ * others submit by bps_barrier() is called "bps:barrier", and submitted by it here.
  */
 int bps_client_begun(struct bps_client *client, int64_t timeout_ms, struct bps_begun *ret);
 

@@ -527,9 +527,6 @@ static void call_take_begun(struct bps_client *client, const Bps__Control__Begun
 		.reduction = (int)message->reduction,
 	};
 
-	/* What this library does not know of it, it cannot submit. */
-	if (!dtype_size(message->dtype) || strlen(message->name) >= sizeof(begun.name))
-		return;
 	(void)snprintf(begun.name, sizeof(begun.name), "%s", message->name);
 	client->ops->begun(client, &begun, message->first);
 }

@@ -4,6 +4,7 @@
  * twice, and rounds of a tensor in any order: how many this rank has submitted decides.
  */
 #include "client.h"
+#include <stdarg.h>
 #include <stdio.h>
 
 /* More than the ranks of a job can have under way on tensors that a daemon has not told of once. */
@@ -36,6 +37,17 @@ void follow_end(struct client_follow *follow)
 	follow->said = (struct follow_said){ 0 };
 }
 
+/* Why bps_client_begun() gives nothing from now on. */
+static _printf_(3, 4) void never(struct client_follow *follow, int status, const char *format, ...)
+{
+	va_list args;
+
+	follow->said.status = status;
+	va_start(args, format);
+	(void)vsnprintf(follow->text, sizeof(follow->text), format, args);
+	va_end(args);
+}
+
 void follow_hear_begun(struct bps_client *client, const struct bps_begun *begun, uint64_t first)
 {
 	struct client_follow *follow = &client->follow;
@@ -43,6 +55,14 @@ void follow_hear_begun(struct bps_client *client, const struct bps_begun *begun,
 
 	if (!follow->said.on)
 		return;
+	/* The others would wait for this rank until their deadline. */
+	if (!dtype_size((unsigned)begun->dtype)) {
+		never(follow, -EOPNOTSUPP,
+		      "the other ranks have begun an operation of tensor %s, whose element type %d "
+		      "libbps_client " BPS_VERSION " does not know: update it",
+		      begun->name, begun->dtype);
+		return;
+	}
 	entry = follow->n_begun < BEGUN_MAX ? malloc(sizeof(*entry)) : NULL;
 	if (!entry) {
 		client_fail(client,
@@ -62,10 +82,9 @@ void follow_hear_all(struct bps_client *client, uint64_t turn, int status, const
 
 	if (!follow->said.on || turn != follow->n_all + 1)
 		return;
-	if (status) {
-		follow->said.status = status;
-		(void)snprintf(follow->text, sizeof(follow->text), "%s", text);
-	} else if (follow->said.idle) {
+	if (status)
+		never(follow, status, "%s", text);
+	else if (follow->said.idle) {
 		follow->said.all = true;
 		follow->n_all++;
 	}

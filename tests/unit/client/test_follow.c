@@ -301,18 +301,25 @@ TEST(what_it_has_submitted_already_is_not_given)
 	expect_none(client);
 }
 
-TEST(what_this_library_does_not_know_is_not_given)
+/* The others would wait for it, each until its deadline. */
+TEST(who_cannot_submit_what_others_begin_hears_so)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
 	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
 	struct bps_begun sent = begun_of("t", 1);
 
 	ASSERT_OK(bps_client_follow(client, 1, 0));
-	sent.dtype = 200;
-	fake_begun(fake, &sent, 1);
-	expect_none(client);
 	begin(fake, "u", 1);
 	expect_begun(client, "u", 1);
+	sent.dtype = 200;
+	fake_begun(fake, &sent, 1);
+	begin(fake, "u", 2);
+	ASSERT_FAILS(try_begun(client), EOPNOTSUPP,
+		     "tensor t, whose element type 200 libbps_client");
+	ASSERT_FAILS(try_begun(client), EOPNOTSUPP, "does not know: update it");
+	/* The rank follows no more, and the job is as it was. */
+	ASSERT_OK(bps_client_follow(client, 0, 0));
+	take_part(client, "u");
 }
 
 TEST(rounds_that_have_failed_before_are_given_one_by_one)
