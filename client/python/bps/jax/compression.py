@@ -1,32 +1,18 @@
-"""Gradient compression: what a gradient travels as. Names of BytePS and Horovod."""
+"""Gradient compression of JAX's arrays. Names of BytePS and Horovod."""
 
 import jax.numpy as jnp
 
+from .._compression import CastCompressor, Compressor, NoneCompressor
 
-class NoneCompressor:
+
+class _CastCompressor(CastCompressor):
     @staticmethod
-    def compress(tensor):
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor, ctx):
-        return tensor
-
-
-class _CastCompressor:
-    """Sends floats that are wider than two bytes as wire_dtype. The daemon adds in float32 and rounds once per hop."""
-
-    wire_dtype = None
+    def cast(tensor, dtype):
+        return tensor.astype(dtype)
 
     @classmethod
-    def compress(cls, tensor):
-        if not jnp.issubdtype(tensor.dtype, jnp.floating) or tensor.dtype.itemsize <= 2:
-            return tensor, None
-        return tensor.astype(cls.wire_dtype), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor, ctx):
-        return tensor if ctx is None else tensor.astype(ctx)
+    def applies_to(cls, dtype):
+        return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize > 2
 
 
 class FP16Compressor(_CastCompressor):
@@ -43,3 +29,6 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
