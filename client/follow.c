@@ -7,7 +7,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* More than the ranks of a job can have under way on tensors that a daemon has not told of once. */
+/* Operations that were heard of and are not submitted yet: more than all ranks of a job can have under way. */
 #define BEGUN_MAX (1u << 20)
 
 struct follow_begun {
@@ -37,7 +37,7 @@ void follow_end(struct client_follow *follow)
 	follow->said = (struct follow_said){ 0 };
 }
 
-/* Why bps_client_begun() gives nothing from now on. */
+/* How bps_client_begun() fails from now on. */
 static _printf_(3, 4) void never(struct client_follow *follow, int status, const char *format, ...)
 {
 	va_list args;
@@ -160,7 +160,7 @@ _public_ int bps_client_begun(struct bps_client *client, int64_t timeout_ms, str
 	return r;
 }
 
-/* A daemon that is lost before it has answered has the next one asked: session.c. */
+/* Where the daemon is lost before its answer, the next daemon is asked: session.c. */
 static int tell(struct bps_client *client)
 {
 	struct client_follow *follow = &client->follow;
@@ -172,7 +172,7 @@ static int tell(struct bps_client *client)
 				 "the others: update it",
 				 client->path);
 	if (follow->call.pending)
-		return error_set(-EBUSY, "another thread says whether this rank follows");
+		return error_set(-EBUSY, "another thread is in bps_client_follow()");
 	follow->call = (struct client_call){ 0 };
 	r = call_follow(client, &follow->call);
 	return r ?: call_wait(client, &follow->call, CLIENT_FOREVER);

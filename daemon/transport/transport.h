@@ -2,12 +2,12 @@
  * Node to node: calls and notices between daemons over TCP, RDMA, or without a connection inside one process. The
  * contract is the same for all transports and tests/contract holds each to it.
  *
- * Owns the data threads and every data connection. All functions and callbacks here run on the control thread (the
- * home loop); payloads are read and written on data threads, straight from and into the memory the caller named.
+ * Owns the data threads and every data connection. Functions and callbacks here run on the control thread (the home
+ * loop) unless they say otherwise; payloads are read and written on data threads, straight from and into the memory the caller named.
  *
  * A peer is another daemon's process (or our own: transport_self()). Several connections ("lanes") may lead to one
  * peer; the transport spreads calls over them by bytes queued. Messages waiting for a lane leave in turns, by bytes: each job has its
- * own, and what sets up, ends and acknowledges another, which as little as it is leaves next. Of a job leaves first what has
+ * own turn, and what sets up, ends and acknowledges has one together: that is little, so it leaves next. Of a job leaves first what has
  * no payload, then by priority (an answer has that of its call), then in the order posted. At most TRANSPORT_AHEAD bytes, on slow links
  * less, wait unsent inside the kernel, so what has its turn overtakes the rest.
  * Answers return on the lane of their call. Notices to one peer arrive in the order posted.
@@ -91,7 +91,7 @@ struct call {
 	/* Optional: memory that done() will look at, fetched when the answer is seen to come; sent(), too, at the first. */
 	const void *soon[CALL_SOON];
 	/*
-	 * A PUSH that its caller can make again, with is_again: where its payload or that of its answer is damaged on the way, or
+	 * A DATA_PUSH that its caller can make again, then with is_again set: where its payload or that of its answer is damaged on the way, or
 	 * one of several connections breaks, it may end with -ENETRESET, and the peer lives on. Another call would be lost
 	 * with its peer.
 	 */
@@ -151,7 +151,7 @@ struct transport_ops {
 	void (*notice_arrived)(void *user, struct peer *peer, const struct data_header *header,
 			       const void *payload);
 	/*
-	 * The peer is gone: all its lanes broke, it went silent for peer_timeout_ms, or it broke the protocol. Its
+	 * The peer is gone: its first lane broke, or one whose work could not go another way, the peer went silent for peer_timeout_ms, or broke the protocol. Its
 	 * unanswered calls to us may still be answered (into nothing). Comes once for a peer; after our own calls to it
 	 * have ended with -ECONNRESET; after it the pointer is dead unless deliveries still hold it.
 	 */
@@ -164,7 +164,7 @@ enum transport_kind { TRANSPORT_TCP, TRANSPORT_AUTO, TRANSPORT_RDMA };
 /* Whether peers write through memory windows. AUTO: where the device has them, but for soft-RoCE, whose are faulty. */
 enum transport_windows { TRANSPORT_WINDOWS_AUTO, TRANSPORT_WINDOWS_ON, TRANSPORT_WINDOWS_OFF };
 
-/* Whether messages over TCP have checksums. AUTO: except over the loopback. */
+/* Whether messages over TCP are authenticated (with a cluster key) or have checksums. AUTO: except over the loopback. */
 enum transport_checksums {
 	TRANSPORT_CHECKSUMS_AUTO,
 	TRANSPORT_CHECKSUMS_ON,
@@ -212,7 +212,7 @@ struct transport_params {
 		quota_bytes; /* bytes held for one peer: its calls until answered, our answers and notices until written;
 				   * a peer over it is lost with a clear reason */
 	enum transport_checksums
-		checksums; /* of what goes by TCP, with peers that want them, too */
+		checksums; /* of what goes by TCP. With a key: if either end asks for them; else if both do */
 	enum transport_probes probes;
 	/* How TCP controls congestion; NULL or empty: as the system says, over the loopback without pacing. */
 	const char *congestion;

@@ -1,8 +1,8 @@
 /*
  * Results in place: a server in this process makes the result of a part where the agent retains it.
  * So the result is not copied there, and is kept before any node is answered: bps-recovery(7),
- * THROUGH SERVERS. Memory that was freed meanwhile is nobody else's before the server has let go of
- * it.
+ * THROUGH SERVERS. A result that is freed meanwhile is not used again before the server has
+ * released its block.
  */
 #include "agent/round/part.h"
 #include "base/memory/block.h"
@@ -71,7 +71,7 @@ void agent_in_place_done(struct agent_job *job)
 	free_all(job, &job->retention.spare_in_place);
 }
 
-/* Whether what the server answers is the part's result as it stands, and still will be. */
+/* Whether the server's answer is the part's result: nothing has failed, or begun anew, since the part left. */
 static bool counts(const struct agent_part *part)
 {
 	return !part->job->resumption.suspended && part->job->state == JOB_RUNNING &&

@@ -97,7 +97,7 @@ struct agent_send_queue {
 	uint64_t ahead; /* bytes gathered, or being gathered, and not yet sent */
 	bool pumping;
 	uint64_t sequence;
-	struct order waiting; /* parts, by level */
+	struct order waiting; /* parts, by priority class */
 };
 
 static inline struct agent_server *agent_part_server(const struct agent_part *part)

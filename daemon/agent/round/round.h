@@ -227,7 +227,7 @@ void agent_round_expire(struct agent_round *round);
 void agent_round_waiting_for(const struct agent_round *round, char *text, size_t size);
 
 /* priority_class.c */
-/* A round is about to move through servers: sets its level. bytes are those of a contribution. */
+/* A round is about to move through servers: sets its priority class. bytes are those of a contribution. */
 void agent_priority_class_set(struct agent_round *round, uint64_t bytes);
 /* A tensor is forgotten. */
 void agent_priority_class_gone(struct agent_tensor *tensor);

@@ -1,5 +1,5 @@
 /*
- * Priority classes (classes) of a job's tensors, made anew when a step begins. round.c asks for a
+ * Priority classes of a job's tensors, made anew when a step begins. round.c asks for a
  * round's class, scheduler.c and send_queue.c order by classes.
  */
 #include "agent/schedule/priority_class.h"

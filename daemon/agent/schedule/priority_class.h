@@ -17,5 +17,5 @@ struct priority_class {
 	bool known; /* a round of it has begun */
 };
 
-/* Finds the level of each. Sorts the array. */
+/* Finds the priority_class of each tensor. Sorts the array. */
 void priority_class_make(struct priority_class **classes, size_t n);

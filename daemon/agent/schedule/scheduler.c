@@ -1,6 +1,6 @@
 /*
  * Which parts are made next. Parts come into being in the order in which they should leave, of
- * all rounds of the job, and only as many as are worth ahead_bytes unsent. So a fast server
+ * all rounds of the job, until agent_schedule_ahead() bytes are unsent. So a fast server
  * cannot be served much beyond a slow one: at each moment each has been sent the share of the
  * bytes that placement has given it, and all links are busy to the end. The bound is on what is
  * unsent, never on what is unanswered: two nodes may submit their tensors in different orders.
@@ -32,7 +32,10 @@ uint64_t agent_schedule_ahead(const struct agent_job *job)
 		   (uint64_t)AHEAD_PARTS * job->part_bytes);
 }
 
-/* Within a level by priority only what is of one pass that is over: priority_class.c. */
+/*
+ * Within a priority class, rounds of one pass that is over go by priority, and others in the order
+ * of submission: priority_class.c.
+ */
 static bool is_before(const struct agent_round *a, const struct agent_round *b)
 {
 	if (a->turn.priority_class != b->turn.priority_class)
@@ -54,8 +57,8 @@ static struct agent_round *round_of(const struct list *link)
 }
 
 /*
- * What comes behind it has its turn soon: the memory of the second after it, and what that of the
- * first leads to.
+ * Rounds behind this place have their turn soon. Fetches what the memory of the first of them leads
+ * to, and the memory of the second.
  */
 static _fetches_ void fetch_behind(const struct agent_job *job, const struct list *link)
 {
@@ -74,7 +77,10 @@ static _fetches_ void fetch_behind(const struct agent_job *job, const struct lis
 	fetch_to_write(next->ranks, sizeof(next->ranks[0]));
 }
 
-/* The first from this place on that has parts to be made. */
+/*
+ * Finds the first round from this place on that has parts to be made. Unsent bytes of rounds that
+ * it passes come to count in unsent_before.
+ */
 static void find_uncut(struct agent_job *job, const struct list *link)
 {
 	for (; is_scheduled(job, link); link = link->next) {
@@ -88,13 +94,13 @@ static void find_uncut(struct agent_job *job, const struct list *link)
 	job->schedule.uncut = NULL;
 }
 
-/* Whether its unsent bytes count in unsent_before. */
+/* Whether the round's unsent bytes count in unsent_before. */
 static bool is_past(const struct agent_job *job, const struct agent_round *round)
 {
 	return !job->schedule.uncut || is_before(round, job->schedule.uncut);
 }
 
-/* Most often it is the most urgent, or the newest of the same level. */
+/* Most often a new round is the most urgent of all, or the newest of its class. */
 static void insert(struct agent_job *job, struct agent_round *round)
 {
 	struct agent_round *other =
@@ -176,7 +182,7 @@ static struct list *merge(struct list *a, struct list *b)
 	return first;
 }
 
-/* There may be thousands, and other jobs wait. */
+/* A merge sort: there may be thousands of rounds, and other jobs wait. */
 void agent_schedule_sort(struct agent_job *job)
 {
 	struct list *runs[RUNS_LOG2] = { NULL }; /* of each 2^i, or NULL */

@@ -31,7 +31,7 @@ void agent_send_queue_put(struct agent_send_queue *send_queue)
 	free(send_queue);
 }
 
-/* Parts of a level come here in the order in which they should leave. */
+/* Parts of a priority class come here in the order in which they should leave. */
 int agent_send_queue_push(struct agent_send_queue *send_queue, struct agent_part *part)
 {
 	const struct order_item item = {

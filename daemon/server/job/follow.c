@@ -1,13 +1,13 @@
 /*
  * Ranks that follow the others, at the job's home: how many there are, of which nodes are told; in which turn all ranks are
  * idle; and what nodes say of rounds that they have begun, which is passed on to nodes with such ranks. The other end is
- * agent/request/follow.c. server.c calls it, and attach.c and leave.c. Control thread only.
+ * agent/request/follow.c. server.c, attach.c, leave.c and forget.c call it. Control thread only.
  */
 #include "proto/text.h"
 #include "server/common/speakers.h"
 #include "server/job/job.h"
 
-/* Rounds that were passed on last: every node with ranks that have begun one tells of it. */
+/* Rounds that were passed on last, and are not again: every node whose ranks have begun a round tells of it. */
 #define NOTIFIED_MAX 1024
 
 struct notified_round {
@@ -192,7 +192,7 @@ void follow_begun(struct job *job, uint32_t from, const struct data_header *head
 
 	if (!job->home || !text_take_name(payload, header->len, name, sizeof(name)))
 		return;
-	/* The home before this one may have told the node otherwise. */
+	/* The home before this one may have told the node that others follow. */
 	if (job->following.n == job->nodes[from].following.n)
 		tell_node(job, from);
 	else if (!was_notified(job, name, header->tensor_round))
