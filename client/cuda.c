@@ -118,8 +118,8 @@ static bool place_range(const struct cuda *api, struct cuda_place *place, CUdevi
 	return !result;
 }
 
-int cuda_look(const struct cuda *api, const void *data, uint64_t len, const char *what,
-	      CUstream stream, struct cuda_place *ret_place)
+int cuda_inspect(const struct cuda *api, const void *data, uint64_t len, const char *what,
+		 CUstream stream, struct cuda_place *ret_place)
 {
 	CUdeviceptr ptr = (uintptr_t)data;
 	struct cuda_place place = { 0 };

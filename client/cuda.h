@@ -114,8 +114,8 @@ int cuda_open(struct bps_client *client);
  * Looks a pointer up, as the driver knows it, for operations in stream. what: "input", for the words. 0 or -EINVAL with the
  * text set. Any thread, without the mutex.
  */
-int cuda_look(const struct cuda *api, const void *data, uint64_t len, const char *what,
-	      CUstream stream, struct cuda_place *ret_place);
+int cuda_inspect(const struct cuda *api, const void *data, uint64_t len, const char *what,
+		 CUstream stream, struct cuda_place *ret_place);
 
 /* The device of a place. (locked) */
 int cuda_device_get(struct bps_client *client, const struct cuda_place *place,

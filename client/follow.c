@@ -120,7 +120,7 @@ static bool find_next(struct bps_client *client, struct bps_begun *ret)
 }
 
 /* 1: an operation; 0: none will come; -EAGAIN; or how the job or the client has failed, with the text set. */
-static int look(struct bps_client *client, struct bps_begun *ret)
+static int take_next(struct bps_client *client, struct bps_begun *ret)
 {
 	struct bps_begun begun;
 	int r;
@@ -152,7 +152,7 @@ _public_ int bps_client_begun(struct bps_client *client, int64_t timeout_ms, str
 		return error_set(-EINVAL, "no struct bps_begun, or its size is not set");
 	CLIENT_LOCKED(client);
 	(void)client_progress(client);
-	while ((r = look(client, ret)) == -EAGAIN) {
+	while ((r = take_next(client, ret)) == -EAGAIN) {
 		if (client_now_ns() >= deadline_ns)
 			return error_set(-ETIMEDOUT, "the other ranks have begun nothing");
 		client_wait(client, deadline_ns);

@@ -348,7 +348,7 @@ static int request_status(int status)
 }
 
 /* Looks at the slot of one request under way. True when it has ended; it may be gone then. */
-static bool request_look(struct bps_request *request)
+static bool request_poll(struct bps_request *request)
 {
 	struct bps_client *client = request->client;
 	const struct shm_slot *slot;
@@ -424,7 +424,7 @@ static bool harvest_all(struct bps_client *client, uint64_t completions, bool la
 	     request && (last || (int64_t)(completions - client->ring.harvested) > 0);
 	     request = next) {
 		next = TAILQ_NEXT(request, link);
-		ended |= request_look(request);
+		ended |= request_poll(request);
 	}
 	return ended;
 }
@@ -473,7 +473,7 @@ static bool harvest_in_order(struct bps_client *client, uint64_t completions)
 			i < 0 ? NULL : request_of(client, first + (uint64_t)i);
 
 		harvest_fetch(client, n - i, first + (uint64_t)i);
-		ended |= request && request_look(request);
+		ended |= request && request_poll(request);
 	}
 	client->ring.seen = completions;
 	/* The daemon was faster: some were written over, or what they were is unknown. */
@@ -566,7 +566,7 @@ static bool request_advance(struct bps_request *request)
 	 * Where one has ended so have others, which are waited for next: all at once, what they
 	 * take can be fetched.
 	 */
-	if (request->state == REQUEST_POSTED && request_look(request) &&
+	if (request->state == REQUEST_POSTED && request_poll(request) &&
 	    request_harvest(client, false))
 		client_tell(client);
 	if (request->state == REQUEST_ENDED)
@@ -592,7 +592,7 @@ int request_check(const struct bps_request *request)
 void request_see(struct bps_request *request)
 {
 	if (request->state == REQUEST_POSTED)
-		(void)request_look(request);
+		(void)request_poll(request);
 }
 
 /*
@@ -757,7 +757,7 @@ _public_ void bps_request_free(struct bps_request *request)
 	/* The copy goes to memory that is the caller's again when this returns. */
 	while (request->state == REQUEST_COPYING)
 		client_wait_for_leader(client, CLIENT_FOREVER);
-	if (request->state == REQUEST_POSTED && !request_look(request)) {
+	if (request->state == REQUEST_POSTED && !request_poll(request)) {
 		request->orphan = true;
 	} else {
 		if (request->state == REQUEST_ENDED)

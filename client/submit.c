@@ -373,18 +373,18 @@ static int plan_check_kind(struct plan *plan)
 }
 
 /* Where on which device, without the mutex. */
-static int plan_look(struct plan *plan, const struct cuda *api)
+static int plan_inspect(struct plan *plan, const struct cuda *api)
 {
 	const struct bps_submit_params *p = &plan->params;
 	int r = 0;
 
 	plan->input_place = plan->output_place = (struct cuda_place){ 0 };
 	if (plan->input_len)
-		r = cuda_look(api, p->input, plan->input_len, "input", p->stream,
-			      &plan->input_place);
+		r = cuda_inspect(api, p->input, plan->input_len, "input", p->stream,
+				 &plan->input_place);
 	if (!r && plan->output_len)
-		r = cuda_look(api, p->output, plan->output_len, "output", p->stream,
-			      &plan->output_place);
+		r = cuda_inspect(api, p->output, plan->output_len, "output", p->stream,
+				 &plan->output_place);
 	if (r)
 		return r;
 	if (!plan->input_len)
@@ -410,7 +410,7 @@ static int plan_places(struct plan *plan)
 	if (r)
 		return r;
 	client_unlock(client);
-	r = plan_look(plan, client->cuda->api);
+	r = plan_inspect(plan, client->cuda->api);
 	client_lock(client);
 	return r;
 }
