@@ -17,7 +17,7 @@
 #pragma once
 
 #include "call.h"
-#include "error.h"
+#include "client/common/error.h"
 #include "follow.h"
 #include "job.h"
 #include "memory.h"
@@ -28,8 +28,6 @@
 #include "wait.h"
 #include <pthread.h>
 #include <sys/queue.h>
-
-#define _public_ __attribute__((__visibility__("default")))
 
 #define CLIENT_PROTOCOL	    1 /* versions of control.proto that this library speaks */
 #define CLIENT_PROTOCOL_MIN 1

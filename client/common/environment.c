@@ -2,7 +2,9 @@
  * What a job's launcher says in the environment. Each launcher fills a struct environment with what it knows, BPS_*
  * goes over it, and environment_derive() works out the rest in one way for all.
  */
-#include "client.h"
+#include "client/bps.h"
+#include "client/common/error.h"
+#include "proto/types.h"
 #include <stdarg.h>
 #include <stdio.h>
 

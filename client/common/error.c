@@ -2,7 +2,9 @@
  * The text of a thread's last error, which bps_error() returns and every failing function of the
  * library sets. Also copies a caller's struct, which may be of an older or newer bps.h.
  */
-#include "client.h"
+#include "client/common/error.h"
+#include "client/bps.h"
+#include "proto/types.h"
 #include <stdarg.h>
 #include <stdio.h>
 

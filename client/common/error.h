@@ -5,6 +5,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* What the library exports: libbps_client.sym. */
+#define _public_ __attribute__((__visibility__("default")))
+
 /* Remembers why for bps_error(), and returns error. */
 int error_set(int error, const char *format, ...) _printf_(2, 3);
 
