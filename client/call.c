@@ -527,7 +527,12 @@ static void call_take_begun(struct bps_client *client, const Bps__Control__Begun
 		.reduction = (int)message->reduction,
 	};
 
-	(void)snprintf(begun.name, sizeof(begun.name), "%s", message->name);
+	if (strlen(message->name) >= sizeof(begun.name)) {
+		client_fail(client, "the daemon at %s tells of a tensor with a name of %zu bytes",
+			    client->path, strlen(message->name));
+		return;
+	}
+	(void)strcpy(begun.name, message->name);
 	client->ops->begun(client, &begun, message->first);
 }
 

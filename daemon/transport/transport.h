@@ -91,9 +91,9 @@ struct call {
 	/* Optional: memory that done() will look at, fetched when the answer is seen to come; sent(), too, at the first. */
 	const void *soon[CALL_SOON];
 	/*
-	 * A DATA_PUSH that its caller can make again, then with is_again set: where its payload or that of its answer is damaged on the way, or
-	 * one of several connections breaks, it may end with -ENETRESET, and the peer lives on. Another call would be lost
-	 * with its peer.
+	 * A DATA_PUSH that its caller can make again, then with is_again set: where its payload or that of its answer is damaged on
+	 * the way, or one of several connections breaks, the call may end with -ENETRESET, and the peer lives on. Another call
+	 * would be lost with its peer.
 	 */
 	bool is_repeatable, is_again;
 	/*
@@ -151,9 +151,9 @@ struct transport_ops {
 	void (*notice_arrived)(void *user, struct peer *peer, const struct data_header *header,
 			       const void *payload);
 	/*
-	 * The peer is gone: its first lane broke, or one whose work could not go another way, the peer went silent for peer_timeout_ms, or broke the protocol. Its
-	 * unanswered calls to us may still be answered (into nothing). Comes once for a peer; after our own calls to it
-	 * have ended with -ECONNRESET; after it the pointer is dead unless deliveries still hold it.
+	 * The peer is gone: its first lane broke, or one whose work could not go another way, the peer went silent for
+	 * peer_timeout_ms, or broke the protocol. Its unanswered calls to us may still be answered (into nothing). Comes once for a
+	 * peer; after our own calls to it have ended with -ECONNRESET; after it the pointer is dead unless deliveries still hold it.
 	 */
 	void (*peer_lost)(void *user, struct peer *peer, const char *why);
 };
@@ -389,5 +389,8 @@ _cold_ void delivery_fail(struct delivery *delivery, int status, const char *tex
  * outlives it; the reference is the receiver's. NULL: there is none. No quota is charged.
  */
 struct block *delivery_in_place(struct delivery *delivery, uint32_t len);
-/* The result is in the block that delivery_in_place() gave, before anybody is answered. Returns whether the caller keeps it from now on. */
+/*
+ * The result is in the block that delivery_in_place() gave, before anybody is answered. Returns whether the caller keeps the result
+ * from now on.
+ */
 bool delivery_filled(struct delivery *delivery);
