@@ -396,6 +396,16 @@ void bps_memory_free(struct bps_memory *memory);
 int bps_tensor_declare(struct bps_client *client, const char *name, int dtype, uint64_t elements,
 		       struct bps_tensor **ret_tensor);
 
+/*
+ * The same of an array of n_dims dimensions, whose elements are their product: ranks that declare it with other dimensions differ,
+ * though there be as many elements. A number has no dimensions, and is an array of one. Who declares it without dimensions, by
+ * bps_tensor_declare(), agrees with all. Dimensions in more than 63 characters (2x3 is three) are compared by how many they are
+ * and by their product. dims: of this call. Also fails with -EINVAL where there are too many elements.
+ */
+int bps_tensor_declare_shaped(struct bps_client *client, const char *name, int dtype,
+			      const uint64_t *dims, unsigned n_dims,
+			      struct bps_tensor **ret_tensor);
+
 /* Waits until all ranks have declared the tensor alike. -EINVAL as above; -ETIMEDOUT. */
 int bps_tensor_wait(struct bps_tensor *tensor, int64_t timeout_ms);
 

@@ -344,6 +344,7 @@ int call_declare(struct bps_client *client, struct client_call *call,
 	declare.name = tensor->name;
 	declare.dtype = tensor->dtype;
 	declare.elements = tensor->elements;
+	declare.shape = tensor->shape;
 	declare.has_rounds = tensor->was_declared;
 	declare.rounds = tensor->settled;
 	declare.failed = failed;

@@ -730,6 +730,7 @@ _public_ int bps_barrier(struct bps_client *client, int64_t timeout_ms,
 		.operation = BPS_BARRIER,
 		.timeout_ms = timeout_ms,
 	};
+	const struct tensor_facts facts = { .name = BARRIER_TENSOR, .dtype = DTYPE_UINT8 };
 	struct bps_tensor *tensor;
 	int r;
 
@@ -737,7 +738,7 @@ _public_ int bps_barrier(struct bps_client *client, int64_t timeout_ms,
 	if (r)
 		return r;
 	client_lock(client);
-	r = tensor_get(client, BARRIER_TENSOR, DTYPE_UINT8, 0, &tensor);
+	r = tensor_get(client, &facts, &tensor);
 	client_unlock(client);
 	if (r)
 		return r;

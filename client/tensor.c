@@ -52,6 +52,7 @@ static struct bps_tensor *tensor_free(struct bps_tensor *tensor)
 		tensor->client->requests.submitted = NULL;
 	client_unref(tensor->client);
 	free(tensor->name);
+	free(tensor->shape);
 	free(tensor);
 	return NULL;
 }
@@ -183,8 +184,8 @@ static int tensor_tell(struct bps_client *client, struct client_call *call,
 	return r;
 }
 
-static int tensor_new(struct bps_client *client, const char *name, unsigned dtype,
-		      uint64_t elements, struct bps_tensor **ret_tensor)
+static int tensor_new(struct bps_client *client, const struct tensor_facts *facts,
+		      struct bps_tensor **ret_tensor)
 {
 	_cleanup_(tensor_freep) struct bps_tensor *tensor =
 		aligned_alloc(CACHE_LINE, sizeof(*tensor));
@@ -194,12 +195,13 @@ static int tensor_new(struct bps_client *client, const char *name, unsigned dtyp
 		return error_set(-ENOMEM, "out of memory");
 	memset(tensor, 0, sizeof(*tensor));
 	tensor->client = client_ref(client);
-	tensor->name = strdup(name);
-	tensor->dtype = (uint8_t)dtype;
+	tensor->name = strdup(facts->name);
+	tensor->shape = facts->shape ? strdup(facts->shape) : NULL;
+	tensor->dtype = (uint8_t)facts->dtype;
 	tensor->declare.answered = tensor_answered;
-	tensor->elements = elements;
+	tensor->elements = facts->elements;
 	tensor->run = client->job.run;
-	if (!tensor->name)
+	if (!tensor->name || !tensor->shape != !facts->shape)
 		return error_set(-ENOMEM, "out of memory");
 	if (client->next_tensor == UINT32_MAX)
 		return error_set(-EDQUOT,
@@ -210,18 +212,46 @@ static int tensor_new(struct bps_client *client, const char *name, unsigned dtyp
 	if (r)
 		return r;
 	tensor->refs = 1; /* the table's */
-	LIST_INSERT_HEAD(&client->tensors[tensor_bucket(name)], tensor, link);
+	LIST_INSERT_HEAD(&client->tensors[tensor_bucket(facts->name)], tensor, link);
 	*ret_tensor = TAKE_PTR(tensor);
 	return 0;
 }
 
-int tensor_get(struct bps_client *client, const char *name, unsigned dtype, uint64_t elements,
+/* "float32 of 6 elements", "float32 of 2x3 elements". */
+static const char *facts_text(unsigned dtype, uint64_t elements, const char *shape, char *buffer,
+			      size_t len)
+{
+	if (shape)
+		(void)snprintf(buffer, len, "%s of %s elements", dtype_name(dtype), shape);
+	else if (elements == ELEMENTS_VARIABLE)
+		(void)snprintf(buffer, len, "%s of any number of elements", dtype_name(dtype));
+	else
+		(void)snprintf(buffer, len, "%s of %llu elements", dtype_name(dtype),
+			       (unsigned long long)elements);
+	return buffer;
+}
+
+/* Whether a tensor is what it is declared as once more. */
+static int tensor_compare(const struct bps_tensor *tensor, const struct tensor_facts *facts)
+{
+	char before[TENSOR_SHAPE_MAX + 48], now[sizeof(before)];
+
+	if (tensor->dtype == facts->dtype && tensor->elements == facts->elements &&
+	    (!tensor->shape || !facts->shape || !strcmp(tensor->shape, facts->shape)))
+		return 0;
+	return error_set(
+		-EEXIST, "tensor \"%s\" was declared before as %s, now as %s", facts->name,
+		facts_text(tensor->dtype, tensor->elements, tensor->shape, before, sizeof(before)),
+		facts_text(facts->dtype, facts->elements, facts->shape, now, sizeof(now)));
+}
+
+int tensor_get(struct bps_client *client, const struct tensor_facts *facts,
 	       struct bps_tensor **ret_tensor)
 {
 	struct bps_tensor *tensor;
 	int r = 0;
 
-	while ((tensor = tensor_find(client, name)) && tensor->release && !r)
+	while ((tensor = tensor_find(client, facts->name)) && tensor->release && !r)
 		r = tensor_settle_release(client, tensor);
 	/*
 	 * A trainer may declare thousands before it waits for anything: the answers must not pile
@@ -234,14 +264,7 @@ int tensor_get(struct bps_client *client, const char *name, unsigned dtype, uint
 	if (r)
 		return r;
 
-	if (tensor && (tensor->dtype != dtype || tensor->elements != elements))
-		return error_set(
-			-EEXIST,
-			"tensor \"%s\" was declared before as %s of %lld elements, now as %s of "
-			"%lld",
-			name, dtype_name(tensor->dtype), (long long)tensor->elements,
-			dtype_name(dtype), (long long)elements);
-	r = tensor ? 0 : tensor_new(client, name, dtype, elements, &tensor);
+	r = tensor ? tensor_compare(tensor, facts) : tensor_new(client, facts, &tensor);
 	if (r)
 		return r;
 
@@ -346,9 +369,11 @@ int tensor_check(const struct bps_tensor *tensor)
 	return 0;
 }
 
-_public_ int bps_tensor_declare(struct bps_client *client, const char *name, int dtype,
-				uint64_t elements, struct bps_tensor **ret_tensor)
+/* Takes no notice of shape, which is made here. */
+static int tensor_declare(struct bps_client *client, const struct tensor_facts *facts,
+			  struct bps_tensor **ret_tensor)
 {
+	const char *name = facts->name;
 	uint64_t len;
 	int r;
 
@@ -361,15 +386,70 @@ _public_ int bps_tensor_declare(struct bps_client *client, const char *name, int
 	if (!strncmp(name, NAME_RESERVED, strlen(NAME_RESERVED)))
 		return error_set(-EINVAL, "tensor \"%s\": names in %s are the library's own", name,
 				 NAME_RESERVED);
-	if (!dtype_size((unsigned)dtype))
-		return error_set(-EINVAL, "tensor \"%s\": %d is no element type", name, dtype);
-	if (elements != BPS_VARIABLE &&
-	    (MUL_OVERFLOW(elements, dtype_size((unsigned)dtype), &len) || len > INT64_MAX))
+	if (!dtype_size(facts->dtype))
+		return error_set(-EINVAL, "tensor \"%s\": %d is no element type", name,
+				 (int)facts->dtype);
+	if (facts->elements != BPS_VARIABLE &&
+	    (MUL_OVERFLOW(facts->elements, dtype_size(facts->dtype), &len) || len > INT64_MAX))
 		return error_set(-EINVAL, "tensor \"%s\": %llu elements are more than there can be",
-				 name, (unsigned long long)elements);
+				 name, (unsigned long long)facts->elements);
 
 	CLIENT_LOCKED(client);
-	return tensor_get(client, name, (unsigned)dtype, elements, ret_tensor);
+	return tensor_get(client, facts, ret_tensor);
+}
+
+_public_ int bps_tensor_declare(struct bps_client *client, const char *name, int dtype,
+				uint64_t elements, struct bps_tensor **ret_tensor)
+{
+	const struct tensor_facts facts = {
+		.name = name,
+		.dtype = (unsigned)dtype,
+		.elements = elements,
+	};
+
+	return tensor_declare(client, &facts, ret_tensor);
+}
+
+/* The product of the dimensions, and what they are in words. */
+static int shape_facts(const uint64_t *dims, unsigned n_dims, uint64_t *ret_elements,
+		       char text[TENSOR_SHAPE_MAX + 1])
+{
+	bool has_none = false;
+	uint64_t elements = 1;
+	size_t len = 0;
+
+	for (unsigned i = 0; i < n_dims; i++)
+		has_none |= !dims[i];
+	for (unsigned i = 0; i < n_dims && !has_none; i++)
+		if (MUL_OVERFLOW(elements, dims[i], &elements) || elements == BPS_VARIABLE)
+			return error_set(-EINVAL,
+					 "%u dimensions are of more elements than there "
+					 "can be",
+					 n_dims);
+	*ret_elements = has_none ? 0 : elements;
+	for (unsigned i = 0; i < n_dims && len <= TENSOR_SHAPE_MAX; i++)
+		len += (size_t)snprintf(text + len, TENSOR_SHAPE_MAX + 1 - len, "%s%llu",
+					i ? "x" : "", (unsigned long long)dims[i]);
+	if (!n_dims)
+		(void)strcpy(text, "1");
+	else if (len > TENSOR_SHAPE_MAX)
+		(void)snprintf(text, TENSOR_SHAPE_MAX + 1, "%u dimensions, %llu", n_dims,
+			       (unsigned long long)*ret_elements);
+	return 0;
+}
+
+_public_ int bps_tensor_declare_shaped(struct bps_client *client, const char *name, int dtype,
+				       const uint64_t *dims, unsigned n_dims,
+				       struct bps_tensor **ret_tensor)
+{
+	char shape[TENSOR_SHAPE_MAX + 1];
+	struct tensor_facts facts = { .name = name, .dtype = (unsigned)dtype, .shape = shape };
+	int r;
+
+	if (n_dims && !dims)
+		return error_set(-EINVAL, "dims is NULL");
+	r = shape_facts(dims, n_dims, &facts.elements, shape);
+	return r ?: tensor_declare(client, &facts, ret_tensor);
 }
 
 _public_ int bps_tensor_wait(struct bps_tensor *tensor, int64_t timeout_ms)

@@ -23,6 +23,7 @@ struct bps_tensor {
 
 	LIST_ENTRY(bps_tensor) link;
 	char *name;
+	char *shape;	  /* in words, as 2x3; NULL: not said */
 	uint64_t packet;  /* number of the packet that declares it */
 	uint64_t settled; /* of SESSION_DECLARING: all rounds up to it had ended */
 	struct client_call declare;
@@ -30,7 +31,15 @@ struct bps_tensor {
 };
 static_assert(offsetof(struct bps_tensor, link) == CACHE_LINE, "one line of the cache");
 
-int tensor_get(struct bps_client *client, const char *name, unsigned dtype, uint64_t elements,
+/* What a caller declares; the name is checked. */
+struct tensor_facts {
+	const char *name;
+	unsigned dtype;
+	uint64_t elements; /* or ELEMENTS_VARIABLE */
+	const char *shape; /* in words, as 2x3; NULL: not said */
+};
+
+int tensor_get(struct bps_client *client, const struct tensor_facts *facts,
 	       struct bps_tensor **ret_tensor); /* (locked, may wait) */
 void tensor_put(struct bps_tensor *tensor);
 void tensor_drop_all(struct bps_client *client);

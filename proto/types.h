@@ -46,14 +46,15 @@ enum reduction {
 #define ELEMENTS_VARIABLE UINT64_MAX
 
 /* Limits that both sides of every boundary know. */
-#define JOB_NAME_MAX	63     /* bytes of a job's id, without the NUL */
-#define JOB_SECRET_MAX	255    /* bytes */
-#define JOB_RANKS_MAX	16384u /* of a job; all_to_all's blocks, ranks squared, fit 32 bits */
-#define TENSOR_NAME_MAX 255    /* bytes, without the NUL */
-#define ERROR_TEXT_MAX	447    /* bytes of an error's text, without the NUL */
-#define LEAVE_ERROR_MAX 300    /* of these, bytes of Leave.error that the other ranks are told */
-#define PART_BYTES_MIN	4096u  /* smallest part size that may be configured */
-#define PART_BYTES_MAX	(64u << 20) /* largest; also the largest payload of a data message */
+#define JOB_NAME_MAX	 63	/* bytes of a job's id, without the NUL */
+#define JOB_SECRET_MAX	 255	/* bytes */
+#define JOB_RANKS_MAX	 16384u /* of a job; all_to_all's blocks, ranks squared, fit 32 bits */
+#define TENSOR_NAME_MAX	 255	/* bytes, without the NUL */
+#define TENSOR_SHAPE_MAX 63	/* likewise, of what a shape is in words */
+#define ERROR_TEXT_MAX	 447	/* bytes of an error's text, without the NUL */
+#define LEAVE_ERROR_MAX	 300	/* of these, bytes of Leave.error that the other ranks are told */
+#define PART_BYTES_MIN	 4096u	/* smallest part size that may be configured */
+#define PART_BYTES_MAX	 (64u << 20) /* largest; also the largest payload of a data message */
 
 /* Features of control.proto, in Hello and Welcome. */
 #define CONTROL_FEATURE_RESUME \

@@ -254,13 +254,21 @@ struct agent_past {
 		failed; /* bit n: round `rounds - n` failed; so did all that are older than its bits */
 };
 
+/* What a rank says of a tensor. */
+struct agent_facts {
+	const char *name;
+	unsigned dtype;
+	uint64_t elements; /* or ELEMENTS_VARIABLE */
+	const char *shape; /* in words, as 2x3; NULL: whatever others say */
+};
+
 /*
  * past: of a member that was resumed, which declares what it had; or NULL. Returns 0 (then declared() follows), -EINVAL,
  * -EEXIST (by this member already), -EPROTO (a past without a resumed run), -EDQUOT or -ENOMEM with words.
  */
 int agent_declare(struct agent_member *member, struct agent_declaration *declaration,
-		  const char *name, unsigned dtype, uint64_t elements,
-		  const struct agent_past *past, struct failure *failure);
+		  const struct agent_facts *facts, const struct agent_past *past,
+		  struct failure *failure);
 
 /*
  * Answers to unused(): the member has no use for the tensor, and does not submit any more through this declaration until

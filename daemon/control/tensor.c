@@ -110,6 +110,12 @@ static void on_declared(struct agent_declaration *declaration, const struct fail
 void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declare *m)
 {
 	struct agent_past past = { .rounds = m->rounds, .failed = m->failed };
+	struct agent_facts facts = {
+		.name = m->name,
+		.dtype = m->dtype,
+		.elements = m->elements,
+		.shape = m->shape,
+	};
 	struct session *session = in->session;
 	bool again = m->has_rounds || !(session->features & CONTROL_FEATURE_RELEASE);
 	struct session_tensor *tensor;
@@ -134,8 +140,8 @@ void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declar
 	tensor->declare_id = in->id;
 	tensor->declaration.declared = on_declared;
 	number_tensor(session, tensor);
-	if (agent_declare(&session->job.member, &tensor->declaration, m->name, m->dtype,
-			  m->elements, again ? &past : NULL, &failure)) {
+	if (agent_declare(&session->job.member, &tensor->declaration, &facts, again ? &past : NULL,
+			  &failure)) {
 		undeclare(session, tensor);
 		refuse(in, &failure);
 	}

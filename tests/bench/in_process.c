@@ -240,11 +240,11 @@ static void on_declared(struct agent_declaration *declaration, const struct fail
 static void declare(struct node *node, struct agent_declaration *declaration, const char *name,
 		    uint64_t elements)
 {
+	struct agent_facts facts = { name, DTYPE_FLOAT32, elements, NULL };
 	struct failure failure = { 0 };
 
 	*declaration = (struct agent_declaration){ .declared = on_declared };
-	if (agent_declare(&node->member, declaration, name, DTYPE_FLOAT32, elements, NULL,
-			  &failure))
+	if (agent_declare(&node->member, declaration, &facts, NULL, &failure))
 		die("declare", failure.text);
 	await(node);
 }

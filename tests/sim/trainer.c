@@ -696,15 +696,18 @@ static void declare(struct session *session, void *what)
 		&session->declarations[tensor_number(session->trainer, tensor)];
 	struct agent_past past = { .rounds = tensor->submitted };
 	const struct request *request;
+	struct agent_facts facts = {
+		.name = tensor->name,
+		.dtype = DTYPE_INT64,
+		.elements = tensor->is_variable ? ELEMENTS_VARIABLE : tensor->elements,
+	};
 	struct failure failure = { 0 };
 
 	list_for_each (request, &session->trainer->flying, link)
 		if (request->tensor == tensor)
 			past.rounds = MIN(past.rounds, request->round - 1);
 	declaration->declared = on_declared;
-	if (agent_declare(&session->member, declaration, tensor->name, DTYPE_INT64,
-			  tensor->is_variable ? ELEMENTS_VARIABLE : tensor->elements, &past,
-			  &failure))
+	if (agent_declare(&session->member, declaration, &facts, &past, &failure))
 		sim_fail("rank %u: cannot declare %s: %s", session->trainer->rank, tensor->name,
 			 failure.text);
 }

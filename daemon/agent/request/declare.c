@@ -65,13 +65,19 @@ struct agent_tensor *agent_tensor_find(const struct agent_job *job, const char *
 	return NULL;
 }
 
-/* "float32[1000]", "float32[variable]". */
-static void describe(char text[48], unsigned dtype, uint64_t elements)
+#define DESCRIPTION_LEN (TENSOR_SHAPE_MAX + 32)
+
+/* "float32[1000]", "float32[10x100]", "float32[variable]". */
+static void describe(char text[DESCRIPTION_LEN], unsigned dtype, uint64_t elements,
+		     const char *shape)
 {
-	if (elements == ELEMENTS_VARIABLE)
-		(void)snprintf(text, 48, "%s[variable]", dtype_name(dtype));
+	if (shape && *shape)
+		(void)snprintf(text, DESCRIPTION_LEN, "%s[%s]", dtype_name(dtype), shape);
+	else if (elements == ELEMENTS_VARIABLE)
+		(void)snprintf(text, DESCRIPTION_LEN, "%s[variable]", dtype_name(dtype));
 	else
-		(void)snprintf(text, 48, "%s[%" PRIu64 "]", dtype_name(dtype), elements);
+		(void)snprintf(text, DESCRIPTION_LEN, "%s[%" PRIu64 "]", dtype_name(dtype),
+			       elements);
 }
 
 static void answer(struct agent_tensor *tensor, struct agent_declaration *declaration)
@@ -142,9 +148,10 @@ void agent_tensor_detach(struct agent_member *member)
 	}
 }
 
-static int check(const char *name, unsigned dtype, uint64_t elements, struct failure *failure)
+static int check(const struct agent_facts *facts, struct failure *failure)
 {
-	size_t len = strlen(name);
+	const char *name = facts->name;
+	size_t len = strlen(name), shape_len = facts->shape ? strlen(facts->shape) : 1;
 	uint64_t bytes;
 
 	if (!len || len > TENSOR_NAME_MAX)
@@ -155,23 +162,30 @@ static int check(const char *name, unsigned dtype, uint64_t elements, struct fai
 				   "tensor %s: a name is UTF-8 of printable characters, without "
 				   "any that control, turn or hide text",
 				   name);
-	if (!dtype_size(dtype))
-		return failure_set(failure, -EINVAL, "tensor %s: no element type %u", name, dtype);
-	if (elements != ELEMENTS_VARIABLE &&
-	    (MUL_OVERFLOW(elements, (uint64_t)dtype_size(dtype), &bytes) || bytes > INT64_MAX))
+	if (!dtype_size(facts->dtype))
+		return failure_set(failure, -EINVAL, "tensor %s: no element type %u", name,
+				   facts->dtype);
+	if (facts->elements != ELEMENTS_VARIABLE &&
+	    (MUL_OVERFLOW(facts->elements, (uint64_t)dtype_size(facts->dtype), &bytes) ||
+	     bytes > INT64_MAX))
 		return failure_set(failure, -EINVAL, "tensor %s: %" PRIu64 " elements are too many",
-				   name, elements);
+				   name, facts->elements);
+	if (!shape_len || shape_len > TENSOR_SHAPE_MAX ||
+	    (facts->shape && !text_is_plain(facts->shape, shape_len)))
+		return failure_set(failure, -EINVAL,
+				   "tensor %s: a shape is 1 to %d bytes of printable characters",
+				   name, TENSOR_SHAPE_MAX);
 	return 0;
 }
 
 /* Two ranks of this node disagree. The home server tells the other nodes. */
-static void conflict(struct agent_tensor *tensor, uint32_t rank, unsigned dtype, uint64_t elements)
+static void conflict(struct agent_tensor *tensor, uint32_t rank, const struct agent_facts *facts)
 {
+	char first[DESCRIPTION_LEN], second[DESCRIPTION_LEN];
 	struct failure failure;
-	char first[48], second[48];
 
-	describe(first, tensor->dtype, tensor->elements);
-	describe(second, dtype, elements);
+	describe(first, tensor->dtype, tensor->elements, tensor->shape);
+	describe(second, facts->dtype, facts->elements, facts->shape);
 	(void)failure_set(&failure, -EINVAL, "tensor %s: rank %u declared %s, rank %u %s",
 			  tensor->name, tensor->first_rank, first, rank, second);
 	if (tensor->job->distributed)
@@ -210,11 +224,23 @@ static void look_complete(struct agent_tensor *tensor)
 		agent_tensor_agreed(tensor, NULL, ++job->tensors.n_keys, 0);
 }
 
-static int find_or_make(struct agent_member *member, const char *name, unsigned dtype,
-			uint64_t elements, struct agent_tensor **ret_tensor, bool *ret_made,
-			struct failure *failure)
+/* What the first rank says of a shape is the tensor's. Returns whether the others say nothing else. */
+static bool take_shape(struct agent_tensor *tensor, uint32_t rank, const char *shape)
+{
+	if (!shape)
+		return true;
+	if (*tensor->shape)
+		return !strcmp(tensor->shape, shape);
+	(void)snprintf(tensor->shape, sizeof(tensor->shape), "%s", shape);
+	tensor->first_rank = rank;
+	return true;
+}
+
+static int find_or_make(struct agent_member *member, const struct agent_facts *facts,
+			struct agent_tensor **ret_tensor, bool *ret_made, struct failure *failure)
 {
 	struct agent_job *job = member->job;
+	const char *name = facts->name;
 	struct agent_tensor *tensor = agent_tensor_find(job, name);
 	int r;
 
@@ -232,8 +258,8 @@ static int find_or_make(struct agent_member *member, const char *name, unsigned 
 		r = tensor_new(job, name, &tensor);
 		if (r)
 			return agent_job_no_memory(job, -r, failure);
-		tensor->dtype = dtype;
-		tensor->elements = elements;
+		tensor->dtype = facts->dtype;
+		tensor->elements = facts->elements;
 		tensor->first_rank = member->rank;
 	}
 	*ret_tensor = tensor;
@@ -241,21 +267,22 @@ static int find_or_make(struct agent_member *member, const char *name, unsigned 
 }
 
 int agent_declare(struct agent_member *member, struct agent_declaration *declaration,
-		  const char *name, unsigned dtype, uint64_t elements,
-		  const struct agent_past *past, struct failure *failure)
+		  const struct agent_facts *facts, const struct agent_past *past,
+		  struct failure *failure)
 {
 	struct agent_job *job = member->job;
+	const char *name = facts->name;
 	struct agent_tensor *tensor = NULL;
 	bool made = false;
 	int r;
 
 	if (!job || job->state != JOB_RUNNING || member->leaving)
 		return failure_set(failure, -ENOTCONN, "tensor %s: in no job", name);
-	r = check(name, dtype, elements, failure);
+	r = check(facts, failure);
 	if (!r)
 		r = agent_forget_check(member, name, past, failure);
 	if (!r)
-		r = find_or_make(member, name, dtype, elements, &tensor, &made, failure);
+		r = find_or_make(member, facts, &tensor, &made, failure);
 	if (!r)
 		r = agent_resume_past(member, tensor, past, failure);
 	if (r)
@@ -274,8 +301,9 @@ int agent_declare(struct agent_member *member, struct agent_declaration *declara
 	list_push_back(&tensor->waiting, &declaration->waiting);
 	if (tensor->failure.status)
 		answer(tensor, declaration);
-	else if (tensor->dtype != dtype || tensor->elements != elements)
-		conflict(tensor, member->rank, dtype, elements);
+	else if (tensor->dtype != facts->dtype || tensor->elements != facts->elements ||
+		 !take_shape(tensor, member->rank, facts->shape))
+		conflict(tensor, member->rank, facts);
 	else
 		look_complete(tensor);
 	if (made)

@@ -29,8 +29,9 @@ struct agent_tensor {
 	struct failure failure; /* status not 0: ranks disagree, for good */
 	uint32_t first_rank;	/* who declared it first */
 	char name[TENSOR_NAME_MAX + 1];
-	uint32_t n_declared; /* local ranks that have */
-	uint8_t *declared;   /* by local number */
+	char shape[TENSOR_SHAPE_MAX + 1]; /* empty: no rank has said one */
+	uint32_t n_declared;		  /* local ranks that have */
+	uint8_t *declared;		  /* by local number */
 	struct agent_declaration *
 		*declarations;	    /* likewise, of those that are in the job; or NULL */
 	struct list waiting;	    /* declarations not yet answered */

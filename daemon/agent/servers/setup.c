@@ -148,6 +148,7 @@ void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conf
 	m.name = tensor->name;
 	m.dtype = tensor->dtype;
 	m.elements = tensor->elements;
+	m.shape = *tensor->shape ? tensor->shape : NULL;
 	m.rank = tensor->first_rank;
 	m.conflict = conflict ? (char *)conflict->text : NULL;
 	m.has_key = m.has_start = m.has_in_doubt = m.in_doubt = known != NULL;

@@ -450,6 +450,12 @@ int declare_decode(const void *data, size_t len, struct declare *ret_declare,
 		.in_doubt = m->in_doubt && m->key,
 	};
 	(void)snprintf(ret_declare->name, sizeof(ret_declare->name), "%s", m->name);
+	if (m->shape && !text_valid(m->shape, TENSOR_SHAPE_MAX))
+		return failure_set(failure, -EINVAL,
+				   "tensor %s: a shape is 1 to %d bytes of printable characters",
+				   m->name, TENSOR_SHAPE_MAX);
+	if (m->shape)
+		(void)snprintf(ret_declare->shape, sizeof(ret_declare->shape), "%s", m->shape);
 	if (!m->conflict)
 		return 0;
 	if (!text_valid(m->conflict, ERROR_TEXT_MAX))

@@ -73,6 +73,7 @@ struct declare {
 	uint32_t rank;
 	uint64_t key, start;		   /* key 0: not agreed on before */
 	bool in_doubt;			   /* the node asks whether it is forgotten */
+	char shape[TENSOR_SHAPE_MAX + 1];  /* empty: no rank of the node has said one */
 	char conflict[ERROR_TEXT_MAX + 1]; /* how ranks of the node disagree; empty: they do not */
 };
 

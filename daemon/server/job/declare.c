@@ -121,13 +121,21 @@ static int declared_new(struct job *job, const struct declare *declare,
 	return 0;
 }
 
-static const char *elements_text(uint64_t elements, char *buffer, size_t len)
+static const char *elements_text(uint64_t elements, const char *shape, char *buffer, size_t len)
 {
+	if (*shape)
+		return shape;
 	if (elements == ELEMENTS_VARIABLE)
 		(void)snprintf(buffer, len, "variable");
 	else
 		(void)snprintf(buffer, len, "%llu", (unsigned long long)elements);
 	return buffer;
+}
+
+static bool is_alike(const struct declared *declared, const struct declare *declare)
+{
+	return declared->dtype == declare->dtype && declared->elements == declare->elements &&
+	       (!*declared->shape || !*declare->shape || !strcmp(declared->shape, declare->shape));
 }
 
 static int compare(const struct job *job, const struct declared *declared,
@@ -138,15 +146,15 @@ static int compare(const struct job *job, const struct declared *declared,
 	if (*declare->conflict)
 		return failure_set(failure, -EINVAL, "job %s: %s", job->owner.name,
 				   declare->conflict);
-	if (declared->dtype == declare->dtype && declared->elements == declare->elements)
+	if (is_alike(declared, declare))
 		return 0;
 	return failure_set(failure, -EINVAL,
 			   "job %s: tensor %s: rank %u declares %s elements of %s, rank %u "
 			   "declares %s of %s",
 			   job->owner.name, declare->name, declare->rank,
-			   elements_text(declare->elements, a, sizeof(a)),
+			   elements_text(declare->elements, declare->shape, a, sizeof(a)),
 			   dtype_name(declare->dtype), declared->rank,
-			   elements_text(declared->elements, b, sizeof(b)),
+			   elements_text(declared->elements, declared->shape, b, sizeof(b)),
 			   dtype_name(declared->dtype));
 }
 
@@ -272,6 +280,15 @@ static bool lacks_departed(const struct job *job, const struct declared *declare
 	return true;
 }
 
+/* What the first node says of a shape is the tensor's. */
+static void take_shape(struct declared *declared, const struct declare *declare)
+{
+	if (*declared->shape || !*declare->shape)
+		return;
+	(void)snprintf(declared->shape, sizeof(declared->shape), "%s", declare->shape);
+	declared->rank = declare->rank;
+}
+
 /* A node's word on a tensor that not all have spoken about. */
 static void declare_add(struct job *job, struct declared *declared, const struct declare *declare,
 			struct delivery *delivery)
@@ -293,6 +310,8 @@ static void declare_add(struct job *job, struct declared *declared, const struct
 	said->waiting = delivery;
 	if (!failure.status)
 		(void)compare(job, declared, declare, &failure);
+	if (!failure.status)
+		take_shape(declared, declare);
 	if (!failure.status && lacks_departed(job, declared, &failure) &&
 	    job->server->hooks->without_departed(job))
 		failure.status = 0;

@@ -6,6 +6,7 @@
 #include "base/list.h"
 #include "base/loop/loop.h"
 #include "base/map.h"
+#include "proto/types.h"
 
 struct declaring;
 struct delivery;
@@ -20,9 +21,10 @@ struct declared {
 	char *name;
 	unsigned dtype;
 	uint64_t elements;
-	uint32_t rank;		     /* who said so first */
-	uint64_t key, start;	     /* 0 until every node has said so */
-	struct declaring *declaring; /* until then; or NULL */
+	char shape[TENSOR_SHAPE_MAX + 1]; /* empty: no node has said one */
+	uint32_t rank;			  /* who said so first */
+	uint64_t key, start;		  /* 0 until every node has said so */
+	struct declaring *declaring;	  /* until then; or NULL */
 	struct forgetting *
 		forgetting; /* while some nodes have said that no rank of theirs uses it; or NULL */
 };

@@ -601,11 +601,14 @@ TEST(declarations_differ)
 	static const struct {
 		unsigned dtype;
 		uint64_t elements;
-		const char *words;
+		const char *words, *shape, *others;
 	} cases[] = {
-		{ DTYPE_FLOAT16, N, "float16" },
-		{ DTYPE_FLOAT32, N + 1, "3001" },
-		{ DTYPE_FLOAT32, ELEMENTS_VARIABLE, "variable" },
+		{ DTYPE_FLOAT16, N, "float16", NULL, NULL },
+		{ DTYPE_FLOAT32, N + 1, "3001", NULL, NULL },
+		{ DTYPE_FLOAT32, ELEMENTS_VARIABLE, "variable", NULL, NULL },
+		{ DTYPE_FLOAT32, N, "2x1500", "2x1500", "1500x2" },
+		{ DTYPE_FLOAT32, N, "1500x2", "1x3000", "1500x2" },
+		{ DTYPE_FLOAT32, N + 1, "3001", NULL, "3x1000" },
 	};
 
 	FOR_EACH_WORLD(scene)
@@ -617,10 +620,16 @@ TEST(declarations_differ)
 				bool odd = i == 2;
 				struct failure failure;
 
-				ASSERT_OK(declared_make(&declared[c][i], &scene->world->ranks[i],
-							cases[c].words,
-							odd ? cases[c].dtype : DTYPE_FLOAT32,
-							odd ? cases[c].elements : N, &failure));
+				char name[8] = { 'c', (char)('0' + c) };
+				struct agent_facts facts = {
+					.name = name,
+					.dtype = odd ? cases[c].dtype : DTYPE_FLOAT32,
+					.elements = odd ? cases[c].elements : N,
+					.shape = odd ? cases[c].shape : cases[c].others,
+				};
+
+				ASSERT_OK(declared_shaped(&declared[c][i], &scene->world->ranks[i],
+							  &facts, &failure));
 				(void)ask(scene, i);
 				asked_submit(&scene->asked[i], &declared[c][i], 1);
 			}
@@ -642,6 +651,67 @@ TEST(declarations_differ)
 		expect_sum(scene, 1);
 		for (uint32_t i = 0; i < 4; i++)
 			agent_abandon(&scene->world->ranks[i].member, "died");
+	}
+}
+
+/* Who says nothing of a shape agrees with all, and is not taken for who has said something. */
+TEST(shapes_that_only_some_say)
+{
+	static const char *const alike[] = { NULL, "30x100", NULL, "30x100" };
+	static const char *const other[] = { NULL, "30x100", NULL, "100x30" };
+
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared declared[2][4];
+		struct failure failure;
+
+		for (uint32_t i = 0; i < 4; i++) {
+			struct agent_facts facts = { "alike", DTYPE_FLOAT32, N, alike[i] };
+
+			ASSERT_OK(declared_shaped(&declared[0][i], &scene->world->ranks[i], &facts,
+						  &failure));
+			(void)ask(scene, i);
+			asked_submit(&scene->asked[i], &declared[0][i], 1);
+		}
+		for (uint32_t i = 0; i < 4; i++)
+			expect_well(scene, i);
+		for (uint32_t i = 0; i < 4; i++) {
+			struct agent_facts facts = { "other", DTYPE_FLOAT32, N, other[i] };
+
+			ASSERT_OK(declared_shaped(&declared[1][i], &scene->world->ranks[i], &facts,
+						  &failure));
+			(void)ask(scene, i);
+			asked_submit(&scene->asked[i], &declared[1][i], 1);
+		}
+		expect_all_failed(scene, -EINVAL, "rank 1 ");
+		expect_all_failed(scene, -EINVAL, "rank 3 ");
+		expect_all_failed(scene, -EINVAL, "100x30");
+		expect_sum(scene, 1);
+		for (uint32_t i = 0; i < 4; i++)
+			agent_abandon(&scene->world->ranks[i].member, "died");
+	}
+}
+
+TEST(shapes_that_are_none)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct agent_facts facts = { "t", DTYPE_FLOAT32, N, "" };
+		struct failure failure = { 0 };
+		struct declared declared;
+		char shape[TENSOR_SHAPE_MAX + 2];
+
+		ASSERT_EQ(declared_shaped(&declared, &scene->world->ranks[0], &facts, &failure),
+			  -EINVAL);
+		ASSERT_CONTAINS(failure.text, "tensor t: a shape is 1 to 63 bytes");
+		facts.shape = "2\nx3";
+		ASSERT_EQ(declared_shaped(&declared, &scene->world->ranks[0], &facts, &failure),
+			  -EINVAL);
+		memset(shape, '1', sizeof(shape));
+		shape[sizeof(shape) - 1] = 0;
+		facts.shape = shape;
+		ASSERT_EQ(declared_shaped(&declared, &scene->world->ranks[0], &facts, &failure),
+			  -EINVAL);
 	}
 }
 

@@ -110,6 +110,8 @@ int declared_make(struct declared *declared, struct rank *rank, const char *name
 		  uint64_t elements, struct failure *failure);
 int declared_again(struct declared *declared, struct rank *rank, const char *name, unsigned dtype,
 		   uint64_t elements, const struct agent_past *past, struct failure *failure);
+int declared_shaped(struct declared *declared, struct rank *rank, const struct agent_facts *facts,
+		    struct failure *failure);
 /* Declares on all ranks; by rank; the world's. Does not wait. */
 struct declared *world_declare(struct world *world, const char *name, unsigned dtype,
 			       uint64_t elements);

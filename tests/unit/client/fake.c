@@ -543,6 +543,8 @@ static void session_request(struct fake *fake, struct fake_session *session,
 			(uint8_t)request->declare->dtype;
 		(void)snprintf(fake->told.name, sizeof(fake->told.name), "%s",
 			       request->declare->name);
+		(void)snprintf(fake->told.shape, sizeof(fake->told.shape), "%s",
+			       request->declare->shape ?: "");
 		fake->told.elements = request->declare->elements;
 		fake->told.declare_id = request->id;
 		fake->told.n_declares++;

@@ -49,7 +49,7 @@ struct fake_told {
 		uint64_t timeout_ms, request_timeout_ms;
 		bool force_distributed;
 	} join;
-	char name[256];
+	char name[256], shape[64]; /* of the last Declare */
 	uint64_t elements, declare_id;
 	uint32_t cancelled_slot;
 	unsigned n_resumes;

@@ -101,6 +101,7 @@ static void use_operations(void)
 	uint64_t rows = 0;
 
 	EXPECT(bps_tensor_declare(NULL, "t", BPS_FLOAT32, BPS_VARIABLE, &tensor) < 0);
+	EXPECT(bps_tensor_declare_shaped(NULL, "t", BPS_FLOAT32, NULL, 0, &tensor) < 0);
 	EXPECT(bps_tensor_wait(tensor, BPS_FOREVER) < 0);
 	memset(&params, 0, sizeof(params));
 	params.size = sizeof(params);

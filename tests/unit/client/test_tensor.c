@@ -29,6 +29,58 @@ TEST(declare)
 	bps_tensor_free(c);
 }
 
+TEST(declare_with_dimensions)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
+	static const struct {
+		uint64_t dims[12];
+		unsigned n;
+		uint64_t elements;
+		const char *shape;
+	} cases[] = {
+		{ { 2, 3 }, 2, 6, "2x3" },
+		{ { 6 }, 1, 6, "6" },
+		{ { 0 }, 0, 1, "1" },
+		{ { 4, 0, UINT64_MAX }, 3, 0, "4x0x18446744073709551615" },
+		{ { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 7 }, 12, 7, "1x1x1x1x1x1x1x1x1x1x1x7" },
+		{ { UINT64_MAX, UINT64_MAX, UINT64_MAX, 0 }, 4, 0, "4 dimensions, 0" },
+	};
+	struct bps_tensor *a, *b;
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		char name[8] = { 't', (char)('0' + i) };
+
+		ASSERT_OK(bps_tensor_declare_shaped(client, name, BPS_INT8, cases[i].dims,
+						    cases[i].n, &a));
+		ASSERT_OK(bps_tensor_wait(a, BPS_FOREVER));
+		ASSERT_EQ(told(fake)->elements, cases[i].elements);
+		ASSERT_STR(told(fake)->shape, cases[i].shape);
+		bps_tensor_free(a);
+	}
+	/* One that was declared without fits all, and the other way round. */
+	ASSERT_OK(bps_tensor_declare(client, "t0", BPS_INT8, 6, &a));
+	ASSERT_OK(bps_tensor_declare_shaped(client, "t0", BPS_INT8, cases[0].dims, 2, &b));
+	ASSERT_TRUE(a == b);
+	bps_tensor_free(b);
+	ASSERT_FAILS(bps_tensor_declare_shaped(client, "t0", BPS_INT8, cases[1].dims, 1, &b),
+		     EEXIST, "before as int8 of 2x3 elements, now as int8 of 6 elements");
+	bps_tensor_free(a);
+	ASSERT_OK(bps_tensor_declare(client, "flat", BPS_INT8, 6, &a));
+	ASSERT_OK(bps_tensor_declare_shaped(client, "flat", BPS_INT8, cases[0].dims, 2, &b));
+	ASSERT_OK(bps_tensor_wait(b, BPS_FOREVER));
+	ASSERT_STR(told(fake)->shape, "");
+	bps_tensor_free(a);
+	bps_tensor_free(b);
+	ASSERT_FAILS(bps_tensor_declare_shaped(client, "n", BPS_INT8, NULL, 1, &a), EINVAL, "NULL");
+	ASSERT_FAILS(bps_tensor_declare_shaped(client, "n", BPS_INT8,
+					       (uint64_t[]){ UINT32_MAX, UINT64_MAX }, 2, &a),
+		     EINVAL, "2 dimensions are of more elements");
+	ASSERT_FAILS(
+		bps_tensor_declare_shaped(client, "n", BPS_INT8, (uint64_t[]){ UINT64_MAX }, 1, &a),
+		EINVAL, "more elements");
+}
+
 /* A tensor is expected behind the one that it followed before, also when either is gone. */
 TEST(tensors_that_were_submitted_and_are_gone)
 {

@@ -272,8 +272,8 @@ struct asked *far_attach(struct far *far, unsigned end, const struct layout *lay
 	return call_packed(far, end, &header, &m.base);
 }
 
-struct asked *far_declare(struct far *far, unsigned end, const struct layout *layout, uint32_t node,
-			  const char *name, unsigned dtype, uint64_t elements, uint32_t rank)
+static struct asked *declare(struct far *far, unsigned end, const struct layout *layout,
+			     uint32_t node, const Bps__Cluster__TensorDeclare *m)
 {
 	struct data_header header = {
 		.op = DATA_DECLARE,
@@ -281,13 +281,33 @@ struct asked *far_declare(struct far *far, unsigned end, const struct layout *la
 		.node = node,
 		.epoch = far_epoch(layout),
 	};
+
+	return call_packed(far, end, &header, &m->base);
+}
+
+struct asked *far_declare(struct far *far, unsigned end, const struct layout *layout, uint32_t node,
+			  const char *name, unsigned dtype, uint64_t elements, uint32_t rank)
+{
 	Bps__Cluster__TensorDeclare m = BPS__CLUSTER__TENSOR_DECLARE__INIT;
 
 	m.name = (char *)name;
 	m.dtype = dtype;
 	m.elements = elements;
 	m.rank = rank;
-	return call_packed(far, end, &header, &m.base);
+	return declare(far, end, layout, node, &m);
+}
+
+struct asked *far_declare_shaped(struct far *far, unsigned end, const struct layout *layout,
+				 uint32_t node, const char *name, const char *shape, uint32_t rank)
+{
+	Bps__Cluster__TensorDeclare m = BPS__CLUSTER__TENSOR_DECLARE__INIT;
+
+	m.name = (char *)name;
+	m.dtype = DTYPE_FLOAT32;
+	m.elements = 100;
+	m.rank = rank;
+	m.shape = (char *)shape;
+	return declare(far, end, layout, node, &m);
 }
 
 void far_notice(struct far *far, unsigned end, unsigned op, uint64_t job, uint64_t key,

@@ -167,6 +167,9 @@ struct asked *far_attach(struct far *far, unsigned end, const struct layout *lay
 uint32_t far_epoch(const struct layout *layout);
 struct asked *far_declare(struct far *far, unsigned end, const struct layout *layout, uint32_t node,
 			  const char *name, unsigned dtype, uint64_t elements, uint32_t rank);
+/* The same of 100 float32 of some shape, or NULL. */
+struct asked *far_declare_shaped(struct far *far, unsigned end, const struct layout *layout,
+				 uint32_t node, const char *name, const char *shape, uint32_t rank);
 void far_notice(struct far *far, unsigned end, unsigned op, uint64_t job, uint64_t key,
 		uint64_t round, uint32_t node, int status, const char *text);
 

@@ -72,6 +72,33 @@ TEST(disagreement_names_both)
 		   -EINVAL, "rank 3 declares variable elements");
 }
 
+TEST(shapes_differ)
+{
+	FAR = far_new(NULL);
+	struct layout layout = far_layout("job", 3, two_each);
+	const char *text = "tensor t: rank 5 declares 25x4 elements of float32, rank 2 declares "
+			   "4x25 of float32";
+	struct asked *a, *b;
+
+	far_form(far, &layout);
+	a = far_declare_shaped(far, 0, &layout, 0, "t", NULL, 0);
+	b = far_declare_shaped(far, 1, &layout, 1, "t", "4x25", 2);
+	far_expect_waiting(far, b);
+	far_expect(far, far_declare_shaped(far, 2, &layout, 2, "t", "25x4", 5), -EINVAL, text);
+	far_expect(far, a, -EINVAL, text);
+	far_expect(far, b, -EINVAL, text);
+
+	a = far_declare_shaped(far, 0, &layout, 0, "t", "4x25", 0);
+	b = far_declare_shaped(far, 1, &layout, 1, "t", "4x25", 2);
+	far_expect(far, far_declare_shaped(far, 2, &layout, 2, "t", NULL, 5), 0, NULL);
+	far_expect(far, a, 0, NULL);
+	far_expect(far, b, 0, NULL);
+	/* Also when all know it. */
+	far_expect(far, far_declare_shaped(far, 1, &layout, 1, "t", "25x4", 3), -EINVAL,
+		   "rank 3 declares 25x4 elements of float32, rank 0 declares 4x25");
+	far_expect(far, far_declare_shaped(far, 1, &layout, 1, "t", NULL, 3), 0, NULL);
+}
+
 TEST(repeats_are_refused)
 {
 	FAR = far_new(NULL);
@@ -124,6 +151,13 @@ TEST(malformed_declarations_are_refused)
 	far_expect(far, far_declare(far, 0, &layout, 0, "t", 11, 1, 0), -EINVAL, "type 11");
 	far_expect(far, far_declare(far, 0, &layout, 0, "t", DTYPE_FLOAT64, 1ull << 61, 0), -EINVAL,
 		   "too many");
+	memset(name, '1', sizeof(name));
+	name[TENSOR_SHAPE_MAX + 1] = 0;
+	far_expect(far, far_declare_shaped(far, 0, &layout, 0, "t", name, 0), -EINVAL, "1 to 63");
+	name[TENSOR_SHAPE_MAX] = 0;
+	far_expect(far, far_declare_shaped(far, 0, &layout, 0, "t", name, 0), 0, NULL);
+	far_expect(far, far_declare_shaped(far, 0, &layout, 0, "t", "", 0), -EINVAL, "1 to 63");
+	far_expect(far, far_declare_shaped(far, 0, &layout, 0, "t", "2\n3", 0), -EINVAL, "1 to 63");
 	junk.job = layout.job;
 	far_expect(far, far_call(far, 0, &junk, "\x0a\xff"), -EPROTO, "not a TensorDeclare");
 }
