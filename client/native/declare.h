@@ -1,5 +1,5 @@
 /*
- * The tensor of a name, as Client.declare() of bps/_client.py: what had the name first keeps it. Of another type or size it is
+ * The tensor of a name, as Client.declare() of bps/_client.py: what had the name first keeps it. Of another type, size or shape it is
  * another tensor, whose name has both behind. Every rank that uses a name so in the same order comes to the same names.
  */
 #pragma once
@@ -9,8 +9,37 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#define MAX_DIMENSIONS 8 /* that the name of a tensor tells one by one */
+#define SHAPE_TEXT_LEN (MAX_DIMENSIONS * 21)
+
+/* An array of which a tensor is declared. */
+struct array {
+	int dtype;
+	uint64_t elements;
+	const int64_t
+		*dims; /* NULL: each rank may have its own; elements may be BPS_VARIABLE then */
+	int n_dims;
+};
+
+/* Of a shape that all ranks are to have alike: as in bps/_ops.py. */
+static inline void shape_text(const struct array *array, char text[SHAPE_TEXT_LEN])
+{
+	size_t len = 0;
+
+	if (array->elements == BPS_VARIABLE)
+		(void)snprintf(text, SHAPE_TEXT_LEN, "any");
+	else if (array->n_dims > MAX_DIMENSIONS)
+		(void)snprintf(text, SHAPE_TEXT_LEN, "%dd.%" PRIu64, array->n_dims,
+			       array->elements);
+	else if (!array->dims || !array->n_dims)
+		(void)snprintf(text, SHAPE_TEXT_LEN, "%" PRIu64, array->elements);
+	for (int i = 0; array->dims && array->n_dims <= MAX_DIMENSIONS && i < array->n_dims; i++)
+		len += (size_t)snprintf(text + len, SHAPE_TEXT_LEN - len, "%s%" PRId64,
+					i ? "x" : "", array->dims[i]);
+}
+
 /* Inside, as bps_tensor_declare(), whose errors these are. */
-static inline int declare(struct bps_client *client, const char *name, int dtype, uint64_t elements,
+static inline int declare(struct bps_client *client, const char *name, const struct array *array,
 			  struct bps_tensor **ret_tensor)
 {
 	static const char *const dtypes[] = {
@@ -20,19 +49,25 @@ static inline int declare(struct bps_client *client, const char *name, int dtype
 		[BPS_BOOL] = "bool",
 	};
 	_cleanup_(freep) char *longer = NULL;
-	char count[24] = "any";
+	char shape[SHAPE_TEXT_LEN];
 	int r;
 
-	if (elements != BPS_VARIABLE)
-		(void)snprintf(count, sizeof(count), "%" PRIu64, elements);
-	while ((r = bps_tensor_declare(client, longer ?: name, dtype, elements, ret_tensor)) ==
-	       -EEXIST) {
+	shape_text(array, shape);
+	for (;;) {
 		char *next;
 
-		if (asprintf(&next, "%s.%s.%s", longer ?: name, dtypes[dtype], count) < 0)
+		if (array->dims)
+			r = bps_tensor_declare_shaped(client, longer ?: name, array->dtype,
+						      (const uint64_t *)array->dims,
+						      (unsigned)array->n_dims, ret_tensor);
+		else
+			r = bps_tensor_declare(client, longer ?: name, array->dtype,
+					       array->elements, ret_tensor);
+		if (r != -EEXIST)
+			return r;
+		if (asprintf(&next, "%s.%s.%s", longer ?: name, dtypes[array->dtype], shape) < 0)
 			return -ENOMEM;
 		free(longer);
 		longer = next;
 	}
-	return r;
 }

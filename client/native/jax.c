@@ -454,8 +454,7 @@ static uint64_t count_of(const struct ffi_buffer *buffer)
 
 /* What a tensor of the call is to the daemon, and where in the block. */
 struct layout {
-	int dtype;
-	uint64_t elements; /* as declared */
+	struct array array; /* as declared */
 	const void *source;
 	uint64_t input_count, output_count;
 	size_t element_len;
@@ -478,16 +477,21 @@ static int layout_tensor(struct bps_client *client, const struct plan *plan,
 	size_t size = (size_t)bps_client_size(client), rank = (size_t)bps_client_rank(client);
 	size_t n_counts = plan->n_numbers - COUNTS;
 	struct layout layout = {
-		.dtype = dtype_of(buffer->dtype),
+		.array = {
+			.dtype = dtype_of(buffer->dtype),
+			.elements = count_of(buffer),
+			.dims = buffer->dims,
+			.n_dims = (int)buffer->rank,
+		},
 		.source = buffer->data,
 		.input_count = count_of(buffer),
 	};
 	uint64_t before = 0, total = 0;
 
-	if (!layout.dtype)
+	if (!layout.array.dtype)
 		return -EINVAL;
-	layout.element_len = bps_dtype_size(layout.dtype);
-	layout.elements = layout.output_count = layout.input_count;
+	layout.element_len = bps_dtype_size(layout.array.dtype);
+	layout.output_count = layout.input_count;
 	layout.input = layout.output = begin;
 	if (n_counts) {
 		if (n_counts < (index + 1) * size)
@@ -507,8 +511,10 @@ static int layout_tensor(struct bps_client *client, const struct plan *plan,
 	case BPS_ALL_GATHER: /* the input is this rank's block of the output */
 		if (!layout.counts || layout.counts[rank] != layout.input_count)
 			return -EINVAL;
-		if (!all_equal(layout.counts, size))
-			layout.elements = BPS_VARIABLE;
+		if (!all_equal(layout.counts, size)) {
+			layout.array.elements = BPS_VARIABLE;
+			layout.array.dims = NULL;
+		}
 		layout.output_count = total;
 		layout.input = begin + before * layout.element_len;
 		layout.end = begin + total * layout.element_len;
@@ -585,7 +591,7 @@ static int submit_to(struct bps_client *client, struct call *call, size_t index,
 		differed = bps_client_differed(client, params->order);
 	if (differed && asprintf(&after, "%s.after.%llu", name, (unsigned long long)differed) < 0)
 		return -ENOMEM;
-	r = declare(client, after ?: name, layout->dtype, layout->elements, &tensor);
+	r = declare(client, after ?: name, &layout->array, &tensor);
 	if (r)
 		return r;
 	r = submit(call, index, tensor, params);
@@ -623,7 +629,7 @@ static int start_tensor(struct bps_client *client, struct call *call, const stru
 
 static int start_barrier(struct bps_client *client, struct call *call, const struct plan *plan)
 {
-	static const struct layout layout = { .dtype = BPS_UINT8 };
+	static const struct layout layout = { .array.dtype = BPS_UINT8 };
 	struct bps_submit_params params = {
 		.size = sizeof(params),
 		.operation = BPS_BARRIER,

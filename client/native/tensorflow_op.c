@@ -179,12 +179,22 @@ static int wait_for_any(struct call *call)
 	return check_closing(call);
 }
 
-/* Declares and submits, inside. elements: of the tensor. */
-static int submit(struct call *call, const char *name, int dtype, uint64_t elements,
+static struct array array_of(const struct view *view)
+{
+	return (struct array){
+		.dtype = view->dtype,
+		.elements = view->count,
+		.dims = view->dims,
+		.n_dims = view->n_dims,
+	};
+}
+
+/* Declares and submits, inside. */
+static int submit(struct call *call, const char *name, const struct array *array,
 		  const struct bps_submit_params *params, struct bps_request **ret_request)
 {
 	struct bps_tensor *tensor;
-	int r = declare(call->here->client, name, dtype, elements, &tensor);
+	int r = declare(call->here->client, name, array, &tensor);
 
 	if (r)
 		return fail_bps(&call->failure, r);
@@ -197,12 +207,12 @@ static int submit(struct call *call, const char *name, int dtype, uint64_t eleme
 }
 
 /* Submits and waits, inside. ret_outcome may be NULL. */
-static int submit_and_wait(struct call *call, const char *name, int dtype, uint64_t elements,
+static int submit_and_wait(struct call *call, const char *name, const struct array *array,
 			   const struct bps_submit_params *params, struct bps_outcome *ret_outcome)
 {
 	struct bps_outcome outcome = { .size = sizeof(outcome) };
 	struct bps_request *request;
-	int r = submit(call, name, dtype, elements, params, &request);
+	int r = submit(call, name, array, params, &request);
 
 	if (r)
 		return r;
@@ -283,11 +293,12 @@ static int tensor_name(struct call *call, const char *operation, const struct vi
 {
 	const char *noname = call->kernel->order ? "noname" : "noname.tensorflow";
 	uint64_t differed = 0;
-	char count[24] = "any", after[32] = "";
+	struct array array = array_of(view);
+	char shape[SHAPE_TEXT_LEN] = "any", after[32] = "";
 	int len;
 
 	if (!variable)
-		(void)snprintf(count, sizeof(count), "%llu", (unsigned long long)view->count);
+		shape_text(&array, shape);
 	if (call->kernel->order)
 		differed = bps_client_differed(call->here->client, call->kernel->order);
 	if (differed)
@@ -297,7 +308,7 @@ static int tensor_name(struct call *call, const char *operation, const struct vi
 			       suffix);
 	else
 		len = snprintf(name, NAME_MAX_LEN, "%s.%s.%s.%s%s%s", operation, noname,
-			       view->dtype_name, count, after, suffix);
+			       view->dtype_name, shape, after, suffix);
 	if (len >= NAME_MAX_LEN)
 		return fail(&call->failure, -EINVAL, "a tensor's name has %d bytes", len);
 	return 0;
@@ -340,6 +351,7 @@ static int start_reduction(struct call *call, const struct view *input, struct o
 	bool scatter = call->kernel->operation == BPS_REDUCE_SCATTER;
 	uint64_t rows = input->rows, size = (uint64_t)job_size(call),
 		 own = (uint64_t)own_rank(call);
+	struct array array = array_of(input);
 	struct view output;
 	char name[NAME_MAX_LEN];
 
@@ -377,7 +389,7 @@ static int start_reduction(struct call *call, const struct view *input, struct o
 		.priority = call->kernel->priority,
 		.order = call->kernel->order,
 	};
-	return submit(call, name, input->dtype, input->count, &params, &operation->request);
+	return submit(call, name, &array, &params, &operation->request);
 }
 
 /* The root's own result is its input: the caller sees to that. */
@@ -385,6 +397,7 @@ static int start_broadcast(struct call *call, const struct view *input, struct o
 {
 	bool root = call->kernel->root == own_rank(call);
 	int size = job_size(call);
+	struct array array = array_of(input);
 	char name[NAME_MAX_LEN];
 
 	if (call->kernel->root < 0 || call->kernel->root >= size)
@@ -408,7 +421,7 @@ static int start_broadcast(struct call *call, const struct view *input, struct o
 		.priority = call->kernel->priority,
 		.order = call->kernel->order,
 	};
-	return submit(call, name, input->dtype, input->count, &params, &operation->request);
+	return submit(call, name, &array, &params, &operation->request);
 }
 
 static void submit_compute(void *data, struct tf_context *context)
@@ -499,6 +512,7 @@ static int gather(struct call *call, struct bps_submit_params *params, const cha
 {
 	_cleanup_(freep) uint64_t *counts = calloc((size_t)size, sizeof(*counts));
 	int64_t n_ranks = size;
+	const struct array array = { .dtype = input->dtype, .elements = BPS_VARIABLE };
 	uint64_t total = 0;
 	char name[NAME_MAX_LEN];
 	struct view output;
@@ -529,7 +543,7 @@ static int gather(struct call *call, struct bps_submit_params *params, const cha
 		params->counts = counts;
 	else
 		params->receive_counts = counts;
-	return submit_and_wait(call, name, input->dtype, BPS_VARIABLE, params, NULL);
+	return submit_and_wait(call, name, &array, params, NULL);
 }
 
 static int all_gather(struct call *call, const struct view *input, struct tf_tensor *outputs[2])
@@ -537,6 +551,7 @@ static int all_gather(struct call *call, const struct view *input, struct tf_ten
 	int size = job_size(call);
 	_cleanup_(freep) int64_t *table = calloc((size_t)size, 2 * sizeof(*table));
 	int64_t mine[2] = { (int64_t)input->rows, (int64_t)input->row };
+	const struct array array = { .dtype = BPS_INT64, .elements = 2 };
 	struct bps_outcome outcome;
 	char name[NAME_MAX_LEN];
 	struct bps_submit_params params = {
@@ -552,7 +567,7 @@ static int all_gather(struct call *call, const struct view *input, struct tf_ten
 	if (!table)
 		return fail(&call->failure, -ENOMEM, "out of memory");
 	if (tensor_name(call, "all_gather", input, true, ".rows", name) ||
-	    submit_and_wait(call, name, BPS_INT64, 2, &params, &outcome))
+	    submit_and_wait(call, name, &array, &params, &outcome))
 		return call->failure.status;
 	/* Of an elastic job fewer may have come. All ranks see the same outcome, so all go on, or none. */
 	if (outcome.membership && outcome.n_came != outcome.world_size)
@@ -571,6 +586,7 @@ static int all_to_all(struct call *call, const struct view *input, const struct 
 	_cleanup_(freep) int64_t *sent = calloc(size, 2 * sizeof(*sent));
 	_cleanup_(freep) int64_t *received = calloc(size, 2 * sizeof(*received));
 	_cleanup_(freep) uint64_t *counts = calloc(size, sizeof(*counts));
+	const struct array array = { .dtype = BPS_INT64, .elements = 2 * size };
 	const int64_t *split = splits->data;
 	char name[NAME_MAX_LEN];
 	struct bps_submit_params params = {
@@ -606,7 +622,7 @@ static int all_to_all(struct call *call, const struct view *input, const struct 
 			    "%s: the splits do not cut %llu rows for %d ranks: give some that add "
 			    "up to that",
 			    name, (unsigned long long)input->rows, (int)size);
-	if (submit_and_wait(call, name, BPS_INT64, 2 * size, &params, NULL))
+	if (submit_and_wait(call, name, &array, &params, NULL))
 		return call->failure.status;
 	params = (struct bps_submit_params){ .operation = BPS_ALL_TO_ALL, .counts = counts };
 	return gather(call, &params, "all_to_all", input, received, (int)size, outputs);
@@ -664,6 +680,7 @@ static int rows_capacity(struct call *call, const struct view *values, uint64_t 
 	uint64_t size = (uint64_t)job_size(call);
 	_cleanup_(freep) int64_t *table = calloc(size, sizeof(*table));
 	int64_t mine = (int64_t)values->rows;
+	const struct array array = { .dtype = BPS_INT64, .elements = 1 };
 	char name[NAME_MAX_LEN];
 	struct bps_submit_params params = {
 		.size = sizeof(params),
@@ -678,7 +695,7 @@ static int rows_capacity(struct call *call, const struct view *values, uint64_t 
 	if (!table)
 		return fail(&call->failure, -ENOMEM, "out of memory");
 	if (tensor_name(call, "push_pull_rows", values, true, ".rows", name) ||
-	    submit_and_wait(call, name, BPS_INT64, 1, &params, NULL))
+	    submit_and_wait(call, name, &array, &params, NULL))
 		return call->failure.status;
 	*ret_capacity = 0;
 	for (uint64_t rank = 0; rank < size; rank++)
@@ -691,6 +708,7 @@ static int push_pull_rows(struct call *call, const struct view *values, const st
 			  const struct view *table, struct tf_tensor *outputs[3])
 {
 	struct view of_table = *values, result, result_numbers;
+	struct array array = { .dtype = values->dtype };
 	struct bps_request *request;
 	char name[NAME_MAX_LEN];
 	uint64_t capacity = 0, n = 0;
@@ -706,6 +724,8 @@ static int push_pull_rows(struct call *call, const struct view *values, const st
 	    numbers->rows != values->rows || !values->n_dims)
 		return fail(&call->failure, -EINVAL,
 			    "there must be one int64 for each row, its number");
+	of_table.dims[0] = n_table;
+	array.elements = of_table.count;
 	if (rows_capacity(call, values, &capacity) ||
 	    tensor_name(call, "push_pull_rows", &of_table, false, "", name))
 		return call->failure.status;
@@ -732,7 +752,7 @@ static int push_pull_rows(struct call *call, const struct view *values, const st
 		.input_rows = numbers->data,
 		.output_rows = result_numbers.data,
 	};
-	if (submit(call, name, values->dtype, of_table.count, &params, &request))
+	if (submit(call, name, &array, &params, &request))
 		return call->failure.status;
 	if (!wait_for(call, request)) {
 		r = bps_request_rows(request, &n);

@@ -66,7 +66,8 @@ class Tensor:
             if writable:
                 raise TypeError("an output array must be contiguous")
             x = x.copy(order="C")
-        self.span = Span(x.ctypes.data, self.dtype, x.size * self.pieces, x)
+        shape = self.shape if self.pieces == 1 else (*self.shape, self.pieces)
+        self.span = Span(x.ctypes.data, self.dtype, x.size * self.pieces, x, shape=shape)
 
     def _describe_buffer(self, x, writable):
         try:
@@ -84,10 +85,10 @@ class Tensor:
         if view.readonly or not view.c_contiguous:
             view = memoryview(bytearray(view.tobytes()))
         if count == 0:
-            self.span = Span(None, self.dtype, 0, x)
+            self.span = Span(None, self.dtype, 0, x, shape=self.shape)
             return
         owner = (ctypes.c_char * view.nbytes).from_buffer(view)  # keeps x and, where it can be resized, its size
-        self.span = Span(ctypes.addressof(owner), self.dtype, count, owner)
+        self.span = Span(ctypes.addressof(owner), self.dtype, count, owner, shape=self.shape)
 
     @property
     def rows(self):

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import math
 import os
 import sys
 import threading
@@ -50,7 +51,15 @@ SLICE_MS = 200  # how long a signal handler of Python waits for its turn, at mos
 CLOSE_TIMEOUT_S = 2.0  # for other threads to notice shutdown(): ten slices
 WATCH_S = 0.5  # between two looks at the daemon, while streams wait for it
 ALL = object()  # of begun()
+MAX_DIMENSIONS = 8  # that the name of a tensor tells one by one
 TENSORS_KEPT = 8192  # names of operations that are held at least; those before them the daemon may forget
+
+
+def shape_text(shape):
+    """Of a shape that all ranks are to have alike: 2x3. A number is an array of one."""
+    if len(shape) > MAX_DIMENSIONS:
+        return f"{len(shape)}d.{math.prod(shape)}"
+    return "x".join(map(str, shape)) or "1"
 
 
 def milliseconds(seconds):
@@ -286,13 +295,18 @@ class Arena:
 class Tensor:
     """A tensor that was declared; ctypes passes its pointer. While it is here the daemon does not forget the name."""
 
-    __slots__ = ("_as_parameter_", "_client", "dtype", "elements")
+    __slots__ = ("_as_parameter_", "_client", "dtype", "elements", "shape")
 
-    def __init__(self, client, pointer, dtype, elements):
+    def __init__(self, client, pointer, dtype, elements, shape):
         self._as_parameter_ = pointer
         self._client = client
         self.dtype = dtype
         self.elements = elements
+        self.shape = shape  # None: it fits all
+
+    def fits(self, dtype, elements, shape):
+        alike = shape is None or self.shape is None or self.shape == shape
+        return alike and self.elements == elements and self.dtype == dtype
 
     def __del__(self):
         if not self._client.forked:
@@ -423,31 +437,36 @@ class Client:
         if self.closing:
             raise BpsNotInitializedError(errno.ENOTCONN, "bps was shut down")
 
-    def declare(self, name, dtype, elements):
-        """What had the name first keeps it; of another type or size it is another tensor. All ranks decide alike: what one
-        of them still has is forgotten on none.
+    def declare(self, name, dtype, elements, shape=None):
+        """What had the name first keeps it; of another type, size or shape it is another tensor. All ranks decide alike: what
+        one of them still has is forgotten on none. shape: None: that of others.
         """
         while True:
-            tensor = self.tensors.get(name) or self._declare(name, dtype, elements)
-            if tensor is not None and tensor.elements == elements and tensor.dtype == dtype:
+            tensor = self.tensors.get(name) or self._declare(name, dtype, elements, shape)
+            if tensor is not None and tensor.fits(dtype, elements, shape):
                 return tensor
-            name = f"{name}.{DType(dtype).name.lower()}.{'any' if elements == VARIABLE else elements}"
+            text = "any" if elements == VARIABLE else shape_text((elements,) if shape is None else shape)
+            name = f"{name}.{DType(dtype).name.lower()}.{text}"
 
-    def _declare(self, name, dtype, elements):
-        """None: the library has the name with another type or size."""
+    def _declare(self, name, dtype, elements, shape):
+        """None: the library has the name with another type, size or shape."""
         with self.lock:
             tensor = self._older_tensors.pop(name, None)
             if tensor is None:
                 self.check_open()
                 pointer = ctypes.c_void_p()
-                arguments = self.pointer, name.encode(), dtype, elements, ctypes.byref(pointer)
+                named = self.pointer, name.encode(), dtype
                 try:
-                    self.call(self.lib.bps_tensor_declare, *arguments)
+                    if shape is None:
+                        self.call(self.lib.bps_tensor_declare, *named, elements, ctypes.byref(pointer))
+                    else:
+                        dims = (ctypes.c_uint64 * len(shape))(*shape)
+                        self.call(self.lib.bps_tensor_declare_shaped, *named, dims, len(shape), ctypes.byref(pointer))
                 except BpsError as error:
                     if error.errno != errno.EEXIST:
                         raise
                     return None
-                tensor = Tensor(self, pointer.value, dtype, elements)
+                tensor = Tensor(self, pointer.value, dtype, elements, shape)
             if len(self.tensors) >= TENSORS_KEPT:
                 self._older_tensors, self.tensors = self.tensors, {}
             self.tensors[name] = tensor

@@ -8,7 +8,7 @@ import enum
 import errno
 import glob
 import os
-from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 
 from ._errors import BpsUnsupportedError
 from ._install import WAY_OUT
@@ -222,6 +222,7 @@ _PROTOTYPES = {
     "bps_memory_free": (None, [c_void_p]),
     "bps_cuda_release": (c_int, [c_void_p, c_void_p, c_size_t]),
     "bps_tensor_declare": (c_int, [c_void_p, c_char_p, c_int, c_uint64, _OUT]),
+    "bps_tensor_declare_shaped": (c_int, [c_void_p, c_char_p, c_int, POINTER(c_uint64), c_uint, _OUT]),
     "bps_tensor_wait": (c_int, [c_void_p, c_int64]),
     "bps_tensor_free": (None, [c_void_p]),
     "bps_submit": (c_int, [c_void_p, POINTER(SubmitParams), _OUT]),

@@ -24,17 +24,18 @@ class Span:
     """count elements of dtype at address. owner keeps the memory.
 
     device: on which it is, with a function stream() that gives the handle of the stream that is current there; None: it is
-    memory of the host.
+    memory of the host. shape: of the array whose elements they are, if there is one.
     """
 
-    __slots__ = ("address", "dtype", "count", "owner", "device")
+    __slots__ = ("address", "dtype", "count", "owner", "device", "shape")
 
-    def __init__(self, address, dtype, count, owner=None, device=None):
+    def __init__(self, address, dtype, count, owner=None, device=None, shape=None):
         self.address = address if count else None
         self.dtype = dtype
         self.count = count
         self.owner = owner
         self.device = device if count else None
+        self.shape = (count,) if shape is None else shape
 
 
 class Handle:
@@ -237,16 +238,16 @@ def _forget_after_fork():
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def tensor_name(operation, name, dtype, count):
-    """The name that all ranks give the tensor of a call.
+def tensor_name(operation, name, dtype, shape):
+    """The name that all ranks give the tensor of a call. shape: None: each rank has its own.
 
-    Calls without a name share one tensor for each kind, type and size: there are then as many names as there are shapes,
+    Calls without a name share one tensor for each kind, type and shape: there are then as many names as there are shapes,
     not as many as there are calls, and every rank comes to the same name whatever it did before.
     """
     if name is not None:
         return f"{operation}.{name}"
-    size = "any" if count == VARIABLE else count
-    return f"{operation}.noname.{dtype.name.lower()}.{size}"
+    text = "any" if shape is None else _client.shape_text(shape)
+    return f"{operation}.noname.{dtype.name.lower()}.{text}"
 
 
 def tensor_after(client, full, order=Order.CALLS):
@@ -269,11 +270,11 @@ def _counts(values):
 
 
 def submit(client, name, elements, source, target, operation, stream=None, **more):
-    """source: of target's type, or narrower where that is widened.
+    """source: of target's type, or narrower where that is widened. shape: of the array, the same on all ranks, if there is one.
 
     stream: on a device, which one it is in the order of, if that is not the one that is current now.
     """
-    tensor = client.declare(name, target.dtype, elements)
+    tensor = client.declare(name, target.dtype, elements, more.get("shape"))
     counts = more.get("counts"), more.get("receive_counts")
     params = SubmitParams(
         operation=operation,
@@ -300,9 +301,9 @@ def submit(client, name, elements, source, target, operation, stream=None, **mor
 def push_pull(source, target, reduction, name=None, priority=0, timeout=None, all_ranks=False, ordinal=0):
     """ordinal: the place that was taken for a call without a name, whose tensor is called name."""
     client = _client.current()
-    full, order = _in_order(client, name, tensor_name("push_pull", name, target.dtype, source.count))
+    full, order = _in_order(client, name, tensor_name("push_pull", name, target.dtype, source.shape))
     more = {"reduction": reduction, "priority": priority, "timeout": timeout, "all_ranks": all_ranks}
-    more.update(order=order, ordinal=ordinal)
+    more.update(order=order, ordinal=ordinal, shape=source.shape)
     return submit(client, full, source.count, source, target, Operation.PUSH_PULL, **more)
 
 
@@ -310,13 +311,14 @@ def accumulate(source, target, name, priority=0, timeout=None, all_ranks=False):
     client = _client.current()
     full = f"accumulate.{name}"
     more = {"reduction": Reduction.SUM, "priority": priority, "timeout": timeout, "all_ranks": all_ranks}
+    more["shape"] = source.shape
     return submit(client, full, source.count, source, target, Operation.ACCUMULATE, **more)
 
 
 def prepared_push_pull(span, reduction, name, priority=0):
     """A function that starts the same push_pull, in place, each time that it is called, and returns its Request."""
     client = _client.current()
-    tensor = client.declare(tensor_name("push_pull", name, span.dtype, span.count), span.dtype, span.count)
+    tensor = client.declare(tensor_name("push_pull", name, span.dtype, span.shape), span.dtype, span.count)
     params = SubmitParams(
         operation=Operation.PUSH_PULL,
         reduction=reduction,
@@ -352,7 +354,7 @@ def push_pull_rows(source, table, target, reduction, name=None, priority=0, time
     """
     client = _client.current()
     dtype, width = source.values.dtype, source.width
-    full = full or tensor_name("push_pull_rows", name, dtype, table * width)
+    full = full or tensor_name("push_pull_rows", name, dtype, (table, width))
     params = SubmitParams(
         operation=Operation.PUSH_PULL_ROWS,
         reduction=reduction,
@@ -388,11 +390,11 @@ def broadcast(
     """
     client = client or _client.current()
     root = client.number_of(root)
-    elements = VARIABLE if variable else span.count
-    full, by_name = _in_order(client, name, tensor_name(kind, name, span.dtype, elements))
+    elements, shape = (VARIABLE, None) if variable else (span.count, span.shape)
+    full, by_name = _in_order(client, name, tensor_name(kind, name, span.dtype, shape))
     source = Span(span.address if client.rank == root else None, span.dtype, span.count, device=span.device)
     more = {"root": root, "priority": priority, "timeout": timeout, "order": by_name if order is None else order}
-    more["ordinal"] = ordinal
+    more.update(ordinal=ordinal, shape=shape)
     return submit(client, full, elements, source, span, Operation.BROADCAST, **more)
 
 
@@ -447,8 +449,8 @@ def _ranks_gathered(request, full, size):
 def all_gather_equal(source, target, name, timeout=None):
     """As many elements of each rank, known beforehand: target has room for all."""
     client = _client.current()
-    full, order = _in_order(client, name, tensor_name("all_gather_equal", name, source.dtype, source.count))
-    more = {"timeout": timeout, "order": order}
+    full, order = _in_order(client, name, tensor_name("all_gather_equal", name, source.dtype, source.shape))
+    more = {"timeout": timeout, "order": order, "shape": source.shape}
     return submit(client, full, source.count, source, target, Operation.ALL_GATHER, **more)
 
 
@@ -470,7 +472,7 @@ def all_gather(span, rows, row, make, name=None, timeout=None, order=None):
     """
     client = _client.current()
     stream = span.device and span.device.stream()  # what follows may be done by another thread
-    full, by_name = _in_order(client, name, tensor_name("all_gather", name, span.dtype, VARIABLE))
+    full, by_name = _in_order(client, name, tensor_name("all_gather", name, span.dtype, None))
     first = {"timeout": timeout, "order": by_name if order is None else order}
     _, mine = int64_span([rows, row])
     size = client.size
@@ -494,7 +496,7 @@ def all_to_all(span, rows, row, splits, make, name=None, timeout=None):
     """
     client = _client.current()
     stream = span.device and span.device.stream()
-    full, order = _in_order(client, name, tensor_name("all_to_all", name, span.dtype, VARIABLE))
+    full, order = _in_order(client, name, tensor_name("all_to_all", name, span.dtype, None))
     if len(splits) != client.size or min(splits) < 0 or sum(splits) != rows:
         raise BpsValueError(
             errno.EINVAL,
@@ -539,8 +541,9 @@ def scatter_rows(rows):
 
 def reduce_scatter(source, target, row, rows, reduction, name=None, timeout=None):
     client = _client.current()
-    full, order = _in_order(client, name, tensor_name("reduce_scatter", name, target.dtype, source.count))
-    more = {"counts": _counts([n * row for n in rows]), "reduction": reduction, "timeout": timeout, "order": order}
+    full, order = _in_order(client, name, tensor_name("reduce_scatter", name, target.dtype, source.shape))
+    more = {"counts": _counts([n * row for n in rows]), "reduction": reduction, "timeout": timeout}
+    more.update(order=order, shape=source.shape)
     return submit(client, full, source.count, source, target, Operation.REDUCE_SCATTER, **more)
 
 

@@ -88,6 +88,6 @@ def test_the_buffer_is_held():
 
 
 def test_names_without_a_name_depend_on_nothing_but_the_kind():
-    assert tensor_name("push_pull", "x", DType.FLOAT32, 5) == "push_pull.x"
-    assert tensor_name("push_pull", None, DType.FLOAT32, 5) == "push_pull.noname.float32.5"
-    assert tensor_name("push_pull", None, DType.FLOAT32, 6) == "push_pull.noname.float32.6"
+    assert tensor_name("push_pull", "x", DType.FLOAT32, (5,)) == "push_pull.x"
+    assert tensor_name("push_pull", None, DType.FLOAT32, (5,)) == "push_pull.noname.float32.5"
+    assert tensor_name("push_pull", None, DType.FLOAT32, (2, 3)) == "push_pull.noname.float32.2x3"

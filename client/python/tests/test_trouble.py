@@ -36,7 +36,7 @@ def test_operations_without_names_differ(run_ranks):
 
 
 def test_operations_without_names_differ_through_a_server(run_ranks):
-    run_ranks("mismatch.py", 4, "check_sizes", "check_operations", "check_the_order", BPS_FORCE_DISTRIBUTED=1)
+    run_ranks("mismatch.py", 4, "check_sizes", "check_shapes", "check_shapes_of_names", "check_operations", "check_the_order", BPS_FORCE_DISTRIBUTED=1)
 
 
 def test_a_rank_is_killed(run_launch):

@@ -14,14 +14,14 @@ def _submit(source, target, name, operation, reduction, root, priority, order, r
     row = source.row
     counts = _ops._counts([n * row for n in rows]) if rows else None
     even = len(set(rows)) <= 1
-    elements = source.span.count if operation != Operation.ALL_GATHER or even else VARIABLE
+    alike = operation != Operation.ALL_GATHER or even
     given = source.span
     if operation == Operation.BROADCAST and client.rank != root:
         given = Span(None, given.dtype, given.count)
     return _ops.submit(
         client,
         _ops.tensor_after(client, name, order) if order else name,
-        elements,
+        source.span.count if alike else VARIABLE,
         given,
         target.span,
         operation,
@@ -30,6 +30,7 @@ def _submit(source, target, name, operation, reduction, root, priority, order, r
         priority=priority,
         order=order,
         counts=counts,
+        shape=source.span.shape if alike else None,
     )
 
 

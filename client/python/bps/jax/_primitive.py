@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .. import _client, _ops
-from .._library import VARIABLE, DType, Operation, Order, Reduction
+from .._library import DType, Operation, Order, Reduction
 from . import _host, _native
 from ._order import ORDER
 
@@ -43,15 +43,15 @@ def tensor_names(avals, operation, names, rows):
     kind = Operation(operation).name.lower()
     full = []
     for i, (aval, name) in enumerate(zip(avals, names)):
-        special, elements = "", aval.size
+        special, shape = "", aval.shape
         if operation == Operation.ALL_GATHER:
             # Tensors of their own kinds to the daemon, neither of which bps.allgather() outside of jit uses.
             even = len(set(rows[i])) == 1
-            special, elements = ("_even", elements) if even else ("_uneven", VARIABLE)
+            special, shape = ("_even", shape) if even else ("_uneven", None)
         if name is None:
             # Not what calls of bps itself have without a name: a program goes on beside them, in an order of its own.
-            name = f"noname.{i}.{aval.dtype.name}.{'any' if elements == VARIABLE else elements}"
-        full.append(_ops.tensor_name(kind + special, name, DTYPES[aval.dtype], elements))
+            name = f"noname.{i}.{aval.dtype.name}.{'any' if shape is None else _client.shape_text(shape)}"
+        full.append(_ops.tensor_name(kind + special, name, DTYPES[aval.dtype], shape))
     return full
 
 

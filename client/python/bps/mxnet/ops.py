@@ -39,14 +39,14 @@ def _one(request):
     yield request
 
 
-def _place(name, dtype, size):
+def _place(name, dtype, shape):
     """(name, place in the order of calls) of a call. The engine submits in an order of its own, so the place is taken
     before.
     """
     if name is not None:
         return name, 0
     client = _client.current()
-    name = f"noname.mxnet.{dtype}.{size}"
+    name = f"noname.mxnet.{dtype}.{_client.shape_text(shape)}"
     if not client.orders_here():
         return name, 0
     return _ops.tensor_after(client, name), client.take_ordinal()
@@ -58,8 +58,8 @@ def _move(tensor, target, kind, name, dtype, submit, priority, prescale=1.0, pos
     """
     if not tensor.size:
         return target
-    name, ordinal = _place(name, dtype, tensor.size)
-    slot = _engine.slot_of(_ops.tensor_name(kind, name, DType[dtype.upper()], tensor.size), tensor.size, dtype)
+    name, ordinal = _place(name, dtype, tensor.shape)
+    slot = _engine.slot_of(_ops.tensor_name(kind, name, DType[dtype.upper()], tensor.shape), tensor.size, dtype)
     with autograd.pause():
         wire = slot.array.reshape(tensor.shape)  # the same memory, and the same to the engine
         wire[:] = tensor if prescale == 1.0 else tensor * prescale

@@ -297,7 +297,7 @@ class Gradients:
             # A compressor of the caller's own is asked what it makes of a gradient of zeros.
             packed, _ = self.compression.compress(torch.zeros_like(bucket.slots[0].parameter))
             dtype, count = ops.DTYPES[packed.dtype], packed.numel()
-            _client.current().declare(_ops.tensor_name("push_pull", bucket.name, dtype, count), dtype, count)
+            _client.current().declare(_ops.tensor_name("push_pull", bucket.name, dtype, (count,)), dtype, count)
         else:
             bucket.start = self._prepared(bucket)
 
@@ -357,7 +357,7 @@ class Gradients:
         if slot.rows is not None or self.sparse_as_dense or self._compresses() or not alone:
             return
         dtype = self._wire_dtype(slot.parameter)
-        full = _ops.tensor_name("push_pull", slot.bucket.name, ops.DTYPES[dtype], slot.parameter.numel())
+        full = _ops.tensor_name("push_pull", slot.bucket.name, ops.DTYPES[dtype], slot.parameter.shape)
         slot.rows = sparse.SparseGradient(slot.parameter, self.op, full, slot.bucket.priority, self.predivide, dtype)
         if slot.parameter.grad is slot.given:
             slot.parameter.grad = None

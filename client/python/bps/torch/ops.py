@@ -82,7 +82,7 @@ def from_moved(moved, dtype):
 def span_of(tensor):
     """Of a tensor without holes, where the daemon finds it; its elements in the order in which they lie in memory."""
     device = _devices.device_of(tensor)
-    return Span(_devices.address_of(tensor), DTYPES[tensor.dtype], tensor.numel(), tensor, device)
+    return Span(_devices.address_of(tensor), DTYPES[tensor.dtype], tensor.numel(), tensor, device, tensor.shape)
 
 
 def _brought(tensor):
@@ -791,8 +791,8 @@ def declare(name, tensor=None):
     if tensor is not None:
         check_tensor(tensor)
         dtype = DTYPES[tensor.dtype]
-        full = _ops.tensor_name("push_pull", name, dtype, tensor.numel())
-        _client.current().declare(full, dtype, tensor.numel())
+        full = _ops.tensor_name("push_pull", name, dtype, tensor.shape)
+        _client.current().declare(full, dtype, tensor.numel(), tensor.shape)
 
 
 __all__ = [

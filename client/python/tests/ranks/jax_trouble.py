@@ -156,6 +156,10 @@ def ranks_differ():
         differ(host[one], host[other], one, other)
     differ(lambda: unnamed(three), lambda: unnamed(four), "push_pull.noname.0.float32.3", "float32.4")
     differ(lambda: unnamed(four), lambda: unnamed(four.astype(jnp.int32)), "int32.4", "float32.4")
+    wide, high = jnp.ones((2, 3)), jnp.ones((3, 2))
+    differ(lambda: unnamed(wide), lambda: unnamed(high), "float32.2x3", "float32.3x2")
+    differ(lambda: bps.broadcast(wide, 0), lambda: bps.broadcast(high, 0), "float32.2x3", "float32.3x2")
+    differ(lambda: summed(wide), lambda: summed(high), "2x3", "3x2")
     differ(lambda: unnamed([three, four]), lambda: unnamed([four, three]), "float32.3", "float32.4")
 
 

@@ -40,6 +40,42 @@ def check_sizes():
     differ(lambda: bps.push_pull(ones(4)), lambda: bps.push_pull(ones(3)), "push_pull.noname.float32.4", "float32.3")
 
 
+SHAPES = [((2, 3), (3, 2)), ((6,), (2, 3)), ((1, 6), (6,)), ((1,) * 9 + (6,), (6,))]
+WAYS = {
+    "push_pull.": bps.push_pull,
+    "broadcast.": lambda x, **more: bps.broadcast(x, 0, **more),
+    "reduce_scatter.": bps.reducescatter,
+}
+
+
+def text_of(shape):
+    return "x".join(map(str, shape)) if len(shape) <= 8 else f"{len(shape)}d.6"
+
+
+def check_shapes():
+    for kind, way in WAYS.items():
+        for one, other in SHAPES:
+            words = f"{kind}noname.float32.{text_of(one)}", f"{kind}noname.float32.{text_of(other)}"
+            differ(lambda: way(ones(one)), lambda: way(ones(other)), *words)
+
+
+def check_shapes_of_names():
+    for kind, way in WAYS.items():
+        for i, (one, other) in enumerate(SHAPES[:3]):
+            name = f"{kind}{i}"
+            words = f"{kind}{name}", text_of(one), text_of(other)
+            differ(lambda: way(ones(one), name=name), lambda: way(ones(other), name=name), *words)
+
+
+def check_a_name_may_have_shapes_in_turn():
+    for _ in range(2):
+        for shape in (2, 3), (3, 2), (6,), (1, 2, 3), (), (1,), (4,):
+            total = bps.push_pull(ones(shape), name="in turn", average=False)
+            assert total.shape == shape and (total == 4).all(), total
+            given = bps.broadcast(np.full(shape, bps.rank(), np.complex128), 3, name="in turn")
+            assert given.shape == shape and (given == 3).all(), given
+
+
 def check_sizes_that_are_known():
     goes_on()
     differ(lambda: bps.push_pull(ones(4)), lambda: bps.push_pull(ones(3)))

@@ -132,6 +132,8 @@ def ranks_differ():
     for one, other in zip(names, names[1:] + names[:1]):
         differ(ways[one], ways[other], one, other)
     differ(lambda: bps.allreduce(three), lambda: bps.allreduce(four), "push_pull.noname.mxnet.float32.3", "float32.4")
+    wide, high = mx.nd.ones((2, 3)), mx.nd.ones((3, 2))
+    differ(lambda: bps.allreduce(wide), lambda: bps.allreduce(high), "float32.2x3", "float32.3x2")
     differ(lambda: bps.allreduce(four), lambda: bps.allreduce(four.astype("int32"), False), "int32.4", "float32.4")
     differ(
         lambda: bps.grouped_allreduce([three, four]), lambda: bps.grouped_allreduce([four, three]), "float32.3", "float32.4"

@@ -95,6 +95,12 @@ def ranks_differ():
     for one, other in zip(names, names[1:] + names[:1]):
         differ(ways[one], ways[other], one, other)
     differ(lambda: bps.allreduce(three), lambda: bps.allreduce(four), "push_pull.noname.float32.3", "float32.4")
+    wide, high = tf.ones([2, 3]), tf.ones([3, 2])
+    for way in bps.allreduce, bps.reducescatter, lambda x, **more: bps.broadcast(x, 0, **more):
+        differ(lambda: way(wide), lambda: way(high), "float32.2x3", "float32.3x2")
+    differ(lambda: bps.allreduce(wide, name="shaped"), lambda: bps.allreduce(high, name="shaped"), "2x3", "3x2")
+    for x in wide, high, tf.reshape(wide, [6]), tf.reshape(wide, [1] * 9 + [6]), tf.ones([]), tf.ones([1]):
+        assert tf.reduce_all(bps.allreduce(x, op=bps.Sum, name="in turn") == 4.0)
     differ(lambda: bps.allreduce(four), lambda: bps.allreduce(tf.cast(four, tf.int32), op=bps.Sum), "int32.4", "float32.4")
     differ(
         lambda: bps.grouped_allreduce([three, four]), lambda: bps.grouped_allreduce([four, three]), "float32.3", "float32.4"

@@ -98,6 +98,28 @@ def loaders_that_fork_while_gradients_are_under_way():
     print("done", flush=True)
 
 
+def shapes_differ():
+    """Of as many elements: a matrix is not summed with its transpose."""
+    shape = (2, 3) if bps.rank() else (3, 2)
+    ways = {
+        "push_pull": bps.push_pull,
+        "allreduce": bps.allreduce,
+        "broadcast": lambda x, **more: bps.broadcast(x, 0, **more),
+        "reducescatter": bps.reducescatter,
+    }
+    for kind, way in ways.items():
+        for name in None, kind:
+            try:
+                way(torch.ones(shape), name=name)
+            except RuntimeError as error:
+                assert "2x3" in str(error) and "3x2" in str(error), error
+            else:
+                raise AssertionError(f"{kind}, {name}: nobody said that the ranks differ")
+    assert bps.allreduce(torch.ones(2, 3), op=bps.Sum, name="in turn").tolist() == [[2.0] * 3] * 2
+    assert bps.allreduce(torch.ones(3, 2), op=bps.Sum, name="in turn").tolist() == [[2.0] * 2] * 3
+    print("done", flush=True)
+
+
 def main():
     torch.set_num_threads(1)
     bps.init()
