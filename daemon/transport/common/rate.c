@@ -19,6 +19,9 @@ void rate_count(struct rate *rate, uint64_t bytes, uint64_t now_ns)
 	uint64_t known = atomic_load_explicit(&rate->bytes_s, memory_order_relaxed), bytes_s,
 		 took_ns;
 
+	/* A lane that was looked at in vain has heard something before others did. */
+	if (!bytes)
+		return;
 	/* How long these were on their way is not known. */
 	if (now_ns - rate->last_ns > GAP_NS) {
 		rate->since_ns = now_ns;

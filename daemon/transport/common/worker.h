@@ -109,6 +109,7 @@ struct rate {
 	_Atomic uint64_t *probed; /* what a probe has said, or NULL: samples let that fade */
 };
 
+/* now_ns: when they came; of no bytes any time. */
 void rate_count(struct rate *rate, uint64_t bytes, uint64_t now_ns);
 
 struct worker {

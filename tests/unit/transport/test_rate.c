@@ -44,6 +44,19 @@ TEST(pauses_are_not)
 	ASSERT_EQ(known(&rate), 50000000);
 }
 
+/* A worker has many lanes, and each says when it has heard something: the idle ones, long ago. */
+TEST(lanes_that_bring_nothing_are_no_pause)
+{
+	struct rate rate = { 0 };
+	uint64_t now_ns = 1000 * MS;
+
+	for (unsigned i = 0; i < 70; i++) {
+		now_ns = come(&rate, now_ns, 1, 50000);
+		rate_count(&rate, 0, 900 * MS);
+	}
+	ASSERT_EQ(known(&rate), 50000000);
+}
+
 TEST(more_counts_at_once_and_less_by_and_by)
 {
 	struct rate rate = { 0 };
