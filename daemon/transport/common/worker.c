@@ -11,8 +11,8 @@
 #define MAILBOXES_TURN_NS (500 * NSEC_PER_USEC)
 /* and those of one mailbox while another has some. */
 #define MAILBOX_TURN_NS (100 * NSEC_PER_USEC)
-/* What home itself receives in a turn of the loop is run at once for so long: a few reads full of small messages. */
-#define RECEIVED_TURN_NS (1000 * NSEC_PER_USEC)
+/* What home itself receives in a turn of the loop is run at once for so long: some reads full of small messages, or of large results. */
+#define RECEIVED_TURN_NS (4 * NSEC_PER_MSEC)
 #define MAILBOX_UNTIMED \
 	4 /* mails between two looks at the clock, unless they took longer than a mailbox's turn */
 
@@ -276,4 +276,12 @@ bool worker_receive(struct worker *worker, const struct mailbox *mailbox)
 		loop_finish(worker->loop, &worker->turn_end);
 	}
 	return mailbox_is_empty(mailbox);
+}
+
+void worker_copied(struct worker *worker, uint64_t took_ns)
+{
+	if (!worker->until_ns)
+		return;
+	worker->until_ns += took_ns;
+	worker->clock.looked_ns += took_ns;
 }

@@ -142,3 +142,5 @@ void worker_post(struct worker *worker, struct mail *mail);
 void worker_post_home(struct worker *worker, struct mailbox *mailbox, struct mail *mail);
 /* A lane is about to receive. Returns false when home has still to run what came before: then it has to wait. */
 bool worker_receive(struct worker *worker, const struct mailbox *mailbox);
+/* That took so long to copy from the kernel, and to check: reads are bounded by their number, and the moment is for what is run. */
+void worker_copied(struct worker *worker, uint64_t took_ns);

@@ -459,6 +459,8 @@ static ssize_t lane_read(struct lane *lane, size_t *ret_offered)
 static bool lane_receive_once(struct lane *lane)
 {
 	unsigned char *data = lane->worker->buffer;
+	bool is_payload = lane->input.reading == READING_PAYLOAD && lane->input.target;
+	uint64_t since_ns = is_payload && lane->input.is_bulk ? clock_now_ns() : 0;
 	size_t offered, len, direct = 0;
 	ssize_t n;
 
@@ -479,9 +481,11 @@ static bool lane_receive_once(struct lane *lane)
 	len = (size_t)n;
 	lane_heard(lane, clock_now_ns());
 	atomic_fetch_add_explicit(&lane->bytes_in, len, memory_order_relaxed);
-	if (lane->input.reading == READING_PAYLOAD && lane->input.target) {
+	if (is_payload) {
 		direct = MIN(len, lane->input.target_len);
 		seal_payload(lane, lane->input.target, direct);
+		if (since_ns)
+			worker_copied(lane->worker, clock_now_ns() - since_ns);
 		took_payload(lane, direct);
 	}
 	for (size_t left = len - direct; left > 0 && !lane->is_failed;) {
