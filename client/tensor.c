@@ -369,7 +369,7 @@ int tensor_check(const struct bps_tensor *tensor)
 	return 0;
 }
 
-/* Takes no notice of shape, which is made here. */
+/* The shape is not looked at: it is from shape_facts(). */
 static int tensor_declare(struct bps_client *client, const struct tensor_facts *facts,
 			  struct bps_tensor **ret_tensor)
 {

@@ -35,7 +35,7 @@ class Span:
         self.count = count
         self.owner = owner
         self.device = device if count else None
-        self.shape = (count,) if shape is None else shape
+        self.shape = shape or (count,)  # a number is an array of one
 
 
 class Handle:

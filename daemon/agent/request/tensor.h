@@ -27,7 +27,7 @@ struct agent_tensor {
 	uint64_t
 		acknowledged; /* no server need hold a round up to this, of whatever operation; 0: none */
 	struct failure failure; /* status not 0: ranks disagree, for good */
-	uint32_t first_rank;	/* who declared it first */
+	uint32_t first_rank;	/* one that has declared it so, for messages */
 	char name[TENSOR_NAME_MAX + 1];
 	char shape[TENSOR_SHAPE_MAX + 1]; /* empty: no rank has said one */
 	uint32_t n_declared;		  /* local ranks that have */

@@ -792,7 +792,7 @@ def declare(name, tensor=None):
         check_tensor(tensor)
         dtype = DTYPES[tensor.dtype]
         full = _ops.tensor_name("push_pull", name, dtype, tensor.shape)
-        _client.current().declare(full, dtype, tensor.numel(), tensor.shape)
+        _client.current().declare(full, dtype, tensor.numel(), tensor.shape or (1,))
 
 
 __all__ = [

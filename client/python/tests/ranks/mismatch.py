@@ -67,6 +67,14 @@ def check_shapes_of_names():
             differ(lambda: way(ones(one), name=name), lambda: way(ones(other), name=name), *words)
 
 
+def check_a_number_is_an_array_of_one():
+    shape = () if bps.rank() == ALONE else (1,)
+    for name in None, "a number":
+        for kind in "push_pull.", "broadcast.":
+            assert WAYS[kind](ones(shape), name=name) == 1
+    goes_on()
+
+
 def check_a_name_may_have_shapes_in_turn():
     for _ in range(2):
         for shape in (2, 3), (3, 2), (6,), (1, 2, 3), (), (1,), (4,):
