@@ -61,6 +61,13 @@ bool text_is_plain(const char *text, size_t len)
 	return true;
 }
 
+bool text_is_name(const char *text, size_t max)
+{
+	size_t len = strlen(text);
+
+	return len && len <= max && text_is_plain(text, len);
+}
+
 bool text_take_name(const void *text, size_t len, char *ret_name, size_t size)
 {
 	if (!len || len >= size || !text_is_plain(text, len))

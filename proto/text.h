@@ -9,6 +9,8 @@
 
 /* Whether all of a text may be shown. */
 bool text_is_plain(const char *text, size_t len);
+/* Whether a name is of 1 to max bytes, all of which may be shown. */
+bool text_is_name(const char *text, size_t max);
 /* Copies a name from outside to size bytes, and ends it. Returns false when the name is empty, too long, or may not be shown. */
 bool text_take_name(const void *text, size_t len, char *ret_name, size_t size);
 /* Puts '?' in the place of each byte that may not be shown. */

@@ -21,19 +21,23 @@ struct array {
 	int n_dims;
 };
 
-/* Of a shape that all ranks are to have alike: as in bps/_ops.py. */
+/* A shape in the name of a tensor: as shape_text() of bps/_client.py. A number is an array of one. */
 static inline void shape_text(const struct array *array, char text[SHAPE_TEXT_LEN])
 {
 	size_t len = 0;
 
-	if (array->elements == BPS_VARIABLE)
+	if (array->elements == BPS_VARIABLE) {
 		(void)snprintf(text, SHAPE_TEXT_LEN, "any");
-	else if (array->n_dims > MAX_DIMENSIONS)
+		return;
+	}
+	if (array->n_dims > MAX_DIMENSIONS) {
 		(void)snprintf(text, SHAPE_TEXT_LEN, "%dd.%" PRIu64, array->n_dims,
 			       array->elements);
-	else if (!array->dims || !array->n_dims)
+		return;
+	}
+	if (!array->dims || !array->n_dims)
 		(void)snprintf(text, SHAPE_TEXT_LEN, "%" PRIu64, array->elements);
-	for (int i = 0; array->dims && array->n_dims <= MAX_DIMENSIONS && i < array->n_dims; i++)
+	for (int i = 0; array->dims && i < array->n_dims; i++)
 		len += (size_t)snprintf(text + len, SHAPE_TEXT_LEN - len, "%s%" PRId64,
 					i ? "x" : "", array->dims[i]);
 }

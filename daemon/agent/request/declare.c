@@ -151,7 +151,7 @@ void agent_tensor_detach(struct agent_member *member)
 static int check(const struct agent_facts *facts, struct failure *failure)
 {
 	const char *name = facts->name;
-	size_t len = strlen(name), shape_len = facts->shape ? strlen(facts->shape) : 1;
+	size_t len = strlen(name);
 	uint64_t bytes;
 
 	if (!len || len > TENSOR_NAME_MAX)
@@ -170,8 +170,7 @@ static int check(const struct agent_facts *facts, struct failure *failure)
 	     bytes > INT64_MAX))
 		return failure_set(failure, -EINVAL, "tensor %s: %" PRIu64 " elements are too many",
 				   name, facts->elements);
-	if (!shape_len || shape_len > TENSOR_SHAPE_MAX ||
-	    (facts->shape && !text_is_plain(facts->shape, shape_len)))
+	if (facts->shape && !text_is_name(facts->shape, TENSOR_SHAPE_MAX))
 		return failure_set(failure, -EINVAL,
 				   "tensor %s: a shape is 1 to %d bytes of printable characters",
 				   name, TENSOR_SHAPE_MAX);

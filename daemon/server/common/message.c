@@ -19,13 +19,6 @@ static bool job_name_valid(const char *name)
 		       len;
 }
 
-static bool text_valid(const char *text, size_t max)
-{
-	size_t len = strlen(text);
-
-	return len && len <= max && text_is_plain(text, len);
-}
-
 static int by_number(const void *a, const void *b)
 {
 	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
@@ -96,7 +89,7 @@ static int check_join(const Bps__Cluster__JobJoin *m, struct failure *failure)
 	if (m->part_bytes && (m->part_bytes < PART_BYTES_MIN || m->part_bytes > PART_BYTES_MAX))
 		return failure_set(failure, -EINVAL, "job %s: part size %u is not within %u to %u",
 				   m->job, m->part_bytes, PART_BYTES_MIN, PART_BYTES_MAX);
-	if (m->node_name && !text_valid(m->node_name, MEMBER_NAME_MAX))
+	if (m->node_name && !text_is_name(m->node_name, MEMBER_NAME_MAX))
 		return failure_set(failure, -EINVAL, "job %s: node %u has no valid name", m->job,
 				   m->node);
 	return 0;
@@ -427,7 +420,7 @@ int declare_decode(const void *data, size_t len, struct declare *ret_declare,
 	r = unpack(&bps__cluster__tensor_declare__descriptor, data, len, (ProtobufCMessage **)&m);
 	if (r)
 		return failure_set(failure, r, "not a TensorDeclare: %s", strerror(-r));
-	if (!text_valid(m->name, TENSOR_NAME_MAX))
+	if (!text_is_name(m->name, TENSOR_NAME_MAX))
 		return failure_set(
 			failure, -EINVAL,
 			"a tensor's name is 1 to %d bytes of UTF-8 without control characters",
@@ -450,7 +443,7 @@ int declare_decode(const void *data, size_t len, struct declare *ret_declare,
 		.in_doubt = m->in_doubt && m->key,
 	};
 	(void)snprintf(ret_declare->name, sizeof(ret_declare->name), "%s", m->name);
-	if (m->shape && !text_valid(m->shape, TENSOR_SHAPE_MAX))
+	if (m->shape && !text_is_name(m->shape, TENSOR_SHAPE_MAX))
 		return failure_set(failure, -EINVAL,
 				   "tensor %s: a shape is 1 to %d bytes of printable characters",
 				   m->name, TENSOR_SHAPE_MAX);
@@ -458,7 +451,7 @@ int declare_decode(const void *data, size_t len, struct declare *ret_declare,
 		(void)snprintf(ret_declare->shape, sizeof(ret_declare->shape), "%s", m->shape);
 	if (!m->conflict)
 		return 0;
-	if (!text_valid(m->conflict, ERROR_TEXT_MAX))
+	if (!text_is_name(m->conflict, ERROR_TEXT_MAX))
 		return failure_set(failure, -EINVAL, "tensor %s: a conflict without words",
 				   m->name);
 	(void)snprintf(ret_declare->conflict, sizeof(ret_declare->conflict), "%s", m->conflict);

@@ -19,7 +19,7 @@ void rate_count(struct rate *rate, uint64_t bytes, uint64_t now_ns)
 	uint64_t known = atomic_load_explicit(&rate->bytes_s, memory_order_relaxed), bytes_s,
 		 took_ns;
 
-	/* A lane that was looked at in vain has heard something before others did. */
+	/* now_ns is when this lane brought something last, which may be before another lane did. */
 	if (!bytes)
 		return;
 	/* How long these were on their way is not known. */

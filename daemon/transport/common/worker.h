@@ -109,7 +109,7 @@ struct rate {
 	_Atomic uint64_t *probed; /* what a probe has said, or NULL: samples let that fade */
 };
 
-/* now_ns: when they came; of no bytes any time. */
+/* now_ns: when the bytes came; without bytes, of no effect. */
 void rate_count(struct rate *rate, uint64_t bytes, uint64_t now_ns);
 
 struct worker {
@@ -142,5 +142,8 @@ void worker_post(struct worker *worker, struct mail *mail);
 void worker_post_home(struct worker *worker, struct mailbox *mailbox, struct mail *mail);
 /* A lane is about to receive. Returns false when home has still to run what came before: then it has to wait. */
 bool worker_receive(struct worker *worker, const struct mailbox *mailbox);
-/* That took so long to copy from the kernel, and to check: reads are bounded by their number, and the moment is for what is run. */
+/*
+ * To copy a payload from the kernel, and to check it, took so long. That is no part of the moment, which is for what is run:
+ * reads are bounded by their number.
+ */
 void worker_copied(struct worker *worker, uint64_t took_ns);

@@ -654,6 +654,20 @@ TEST(declarations_differ)
 	}
 }
 
+/* Each rank declares a tensor of its shape, or of none, and submits its first round. */
+static void submit_shaped(struct scene *scene, struct declared declared[4], const char *name,
+			  const char *const shapes[4])
+{
+	for (uint32_t i = 0; i < 4; i++) {
+		struct agent_facts facts = { name, DTYPE_FLOAT32, N, shapes[i] };
+		struct failure failure;
+
+		ASSERT_OK(declared_shaped(&declared[i], &scene->world->ranks[i], &facts, &failure));
+		(void)ask(scene, i);
+		asked_submit(&scene->asked[i], &declared[i], 1);
+	}
+}
+
 /* Who says nothing of a shape agrees with all, and is not taken for who has said something. */
 TEST(shapes_that_only_some_say)
 {
@@ -663,26 +677,11 @@ TEST(shapes_that_only_some_say)
 	FOR_EACH_WORLD(scene)
 	{
 		struct declared declared[2][4];
-		struct failure failure;
 
-		for (uint32_t i = 0; i < 4; i++) {
-			struct agent_facts facts = { "alike", DTYPE_FLOAT32, N, alike[i] };
-
-			ASSERT_OK(declared_shaped(&declared[0][i], &scene->world->ranks[i], &facts,
-						  &failure));
-			(void)ask(scene, i);
-			asked_submit(&scene->asked[i], &declared[0][i], 1);
-		}
+		submit_shaped(scene, declared[0], "alike", alike);
 		for (uint32_t i = 0; i < 4; i++)
 			expect_well(scene, i);
-		for (uint32_t i = 0; i < 4; i++) {
-			struct agent_facts facts = { "other", DTYPE_FLOAT32, N, other[i] };
-
-			ASSERT_OK(declared_shaped(&declared[1][i], &scene->world->ranks[i], &facts,
-						  &failure));
-			(void)ask(scene, i);
-			asked_submit(&scene->asked[i], &declared[1][i], 1);
-		}
+		submit_shaped(scene, declared[1], "other", other);
 		expect_all_failed(scene, -EINVAL, "rank 1 ");
 		expect_all_failed(scene, -EINVAL, "rank 3 ");
 		expect_all_failed(scene, -EINVAL, "100x30");

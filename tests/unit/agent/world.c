@@ -443,20 +443,26 @@ static void on_declared(struct agent_declaration *declaration, const struct fail
 		declared->failure = *failure;
 }
 
+static int declared_of(struct declared *declared, struct rank *rank,
+		       const struct agent_facts *facts, const struct agent_past *past,
+		       struct failure *failure)
+{
+	*declared = (struct declared){ .base.declared = on_declared };
+	return agent_declare(&rank->member, &declared->base, facts, past, failure);
+}
+
 int declared_again(struct declared *declared, struct rank *rank, const char *name, unsigned dtype,
 		   uint64_t elements, const struct agent_past *past, struct failure *failure)
 {
 	struct agent_facts facts = { name, dtype, elements, NULL };
 
-	*declared = (struct declared){ .base.declared = on_declared };
-	return agent_declare(&rank->member, &declared->base, &facts, past, failure);
+	return declared_of(declared, rank, &facts, past, failure);
 }
 
 int declared_shaped(struct declared *declared, struct rank *rank, const struct agent_facts *facts,
 		    struct failure *failure)
 {
-	*declared = (struct declared){ .base.declared = on_declared };
-	return agent_declare(&rank->member, &declared->base, facts, NULL, failure);
+	return declared_of(declared, rank, facts, NULL, failure);
 }
 
 int declared_make(struct declared *declared, struct rank *rank, const char *name, unsigned dtype,
