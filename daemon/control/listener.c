@@ -3,6 +3,8 @@
  * and refused. Also makes and ends struct control, for daemon.c, and tells of sessions, for
  * report.c.
  */
+#include "control/listener.h"
+
 #include "base/log.h"
 #include "base/memory/holes.h"
 #include "control/ring.h"
@@ -54,7 +56,7 @@ void control_end_socket(int socket, struct porter_errand *errand)
 		porter_close(errand, socket);
 }
 
-void session_refuse(int socket, int status, const char *text)
+void control_refuse(int socket, int status, const char *text)
 {
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
 	_cleanup_(freep) void *data = NULL;
@@ -68,18 +70,8 @@ void session_refuse(int socket, int status, const char *text)
 		(void)frame_send(socket, data, len, NULL, 0);
 }
 
-static unsigned count_of_uid(const struct control *control, uint32_t uid)
-{
-	const struct session *session;
-	unsigned n = 0;
-
-	list_for_each (session, &control->sessions, link)
-		n += session->uid == uid;
-	return n;
-}
-
-/* Why who connects may not, or NULL. */
-static const char *refusal_of(const struct control *control, uint32_t uid, int *ret_status)
+/* Why a user with so many sessions may not have one more, or NULL. */
+static const char *refusal_of(const struct control *control, unsigned n_sessions, int *ret_status)
 {
 	*ret_status = -EOPNOTSUPP;
 	if (!control->params.agent)
@@ -88,42 +80,43 @@ static const char *refusal_of(const struct control *control, uint32_t uid, int *
 	if (control->n_sessions >= control->params.max_sessions)
 		return "this daemon has as many sessions as max_sessions allows";
 	*ret_status = -EDQUOT;
-	if (count_of_uid(control, uid) >= control->params.max_sessions_per_uid)
+	if (n_sessions >= control->params.max_sessions_per_uid)
 		return "this user has as many sessions as max_sessions_per_user allows";
 	return NULL;
 }
 
-/* Takes over the socket. */
-static void admit(struct control *control, int socket)
+/* Takes over the socket. pace: of the peer's user, held here and by each of its sessions. */
+static void admit(struct control *control, int socket, const struct ucred *peer,
+		  const struct pace *pace)
 {
-	struct ucred peer = { 0 };
-	struct failure failure;
-	socklen_t len = sizeof(peer);
 	const char *refusal;
+	struct failure failure;
 	int pidfd, status, r;
 
-	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &len)) {
-		control_end_socket(socket, NULL);
-		return;
-	}
-	refusal = refusal_of(control, peer.uid, &status);
+	refusal = refusal_of(control, pace->refs - 1, &status);
 	if (refusal) {
-		session_refuse(socket, status, refusal);
+		control_refuse(socket, status, refusal);
 		control_end_socket(socket, NULL);
 		return;
 	}
-	pidfd = process_of(socket, peer.pid);
+	pidfd = process_of(socket, peer->pid);
 	if (pidfd == -ESRCH) {
 		control_end_socket(socket, NULL);
 		return;
 	}
-	r = session_new(control, socket, &peer, pidfd, &failure);
+	r = session_new(control, socket, peer, pidfd, &failure);
 	if (r)
-		log_warning("session of pid %d (uid %u): refused: %s", (int)peer.pid, peer.uid,
+		log_warning("session of pid %d (uid %u): refused: %s", (int)peer->pid, peer->uid,
 			    failure.text);
 }
 
 /* -- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static void resume_accepting(struct control *control)
+{
+	if (control->listener.fd >= 0 && !control->listener.loop)
+		(void)loop_add(control->params.loop, &control->listener, EPOLLIN);
+}
 
 static void on_retry(struct loop_timer *timer)
 {
@@ -131,8 +124,7 @@ static void on_retry(struct loop_timer *timer)
 
 	if (control->spare_fd < 0)
 		control->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-	if (control->listener.fd >= 0)
-		(void)loop_add(control->params.loop, &control->listener, EPOLLIN);
+	resume_accepting(control);
 }
 
 /* The socket stays readable: without a pause the loop would spin. */
@@ -140,7 +132,23 @@ static void pause_accepting(struct control *control)
 {
 	loop_remove(&control->listener);
 	if (loop_timer_set(control->params.loop, &control->retry, clock_now_ns() + ACCEPT_RETRY_NS))
-		(void)loop_add(control->params.loop, &control->listener, EPOLLIN);
+		resume_accepting(control);
+}
+
+/* Until users who are behind have paid for what they had last. */
+static void accept_at_pace(struct control *control)
+{
+	loop_remove(&control->listener);
+	control->listener_is_paced = true;
+	if (paces_wait(&control->paces))
+		control_take_turn_of_listener(control);
+}
+
+void control_take_turn_of_listener(struct control *control)
+{
+	if (control->listener_is_paced)
+		resume_accepting(control);
+	control->listener_is_paced = false;
 }
 
 /* Descriptors have run out: one is kept to tell whoever connects. */
@@ -151,7 +159,7 @@ static void refuse_one(struct control *control)
 	control->spare_fd = fd_close(control->spare_fd);
 	socket = accept4(control->listener.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 	if (socket >= 0) {
-		session_refuse(socket, -EMFILE, "this daemon has no descriptors left");
+		control_refuse(socket, -EMFILE, "this daemon has no descriptors left");
 		control_end_socket(socket, NULL);
 		log_warning("socket %s: a trainer was refused: no descriptors left",
 			    control->params.socket_path ? control->params.socket_path : "");
@@ -161,15 +169,37 @@ static void refuse_one(struct control *control)
 		pause_accepting(control);
 }
 
+/* Takes over the socket. A user who is behind is not followed by another connection until the part of such users is paid for. */
+static void admit_at_pace(struct control *control, int socket, uint64_t began_ns)
+{
+	struct ucred peer = { 0 };
+	socklen_t len = sizeof(peer);
+	struct pace *pace = NULL;
+	uint64_t now_ns;
+
+	if (!getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &len))
+		pace = pace_get(&control->paces, peer.uid);
+	if (!pace) {
+		control_end_socket(socket, NULL);
+		return;
+	}
+	admit(control, socket, &peer, pace);
+	now_ns = ring_charge(control, pace, 0, began_ns);
+	if (pace_holds(pace, now_ns))
+		accept_at_pace(control);
+	(void)pace_put(pace, now_ns);
+}
+
 /* One connection a turn: who does nothing but connect takes turns with all else that the loop has. */
 static void on_connection(struct loop_source *source, uint32_t events)
 {
 	struct control *control = container_of(source, struct control, listener);
+	uint64_t began_ns = clock_now_ns();
 	int socket = accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
 	(void)events;
 	if (socket >= 0)
-		admit(control, socket);
+		admit_at_pace(control, socket, began_ns);
 	else if (errno == EMFILE || errno == ENFILE)
 		refuse_one(control);
 	else if (errno == ENOMEM || errno == ENOBUFS)
@@ -288,6 +318,7 @@ int control_new(const struct control_params *params, struct control **ret_contro
 	control->retry.expired = on_retry;
 	list_init(&control->sessions);
 	list_init(&control->buffers);
+	ring_watch(control);
 	watch_holes(control);
 	control->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	if (params->listen_fd >= 0)
@@ -300,7 +331,6 @@ int control_new(const struct control_params *params, struct control **ret_contro
 		r = loop_add(params->loop, &control->listener, EPOLLIN);
 	if (r)
 		return error_trace(r);
-	ring_watch(control);
 	*ret_control = TAKE_PTR(control);
 	return 0;
 }
@@ -319,6 +349,7 @@ static void end_waiting(const struct control *control)
 void control_stop_accepting(struct control *control)
 {
 	loop_timer_cancel(&control->retry);
+	control->listener_is_paced = false;
 	loop_remove(&control->listener);
 	/* One that was handed over is open elsewhere. */
 	if (control->bound && control->listener.fd >= 0)

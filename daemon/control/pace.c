@@ -35,7 +35,35 @@ bool pace_jobs_others(const struct pace_jobs *jobs, uint64_t job, uint64_t other
 void paces_init(struct paces *paces, struct loop *loop, void (*expired)(struct loop_timer *timer))
 {
 	*paces = (struct paces){ .loop = loop, .timer.expired = expired };
+	list_init(&paces->left);
 	list_init(&paces->waiting);
+}
+
+static void pace_free(struct pace *pace)
+{
+	struct paces *paces = pace->paces;
+
+	list_remove(&pace->left);
+	map_remove(&paces->map, &pace->entry);
+	free(pace);
+}
+
+/* Forgets users who have gone, and who have earned the whole burst again by then. */
+static void forget(struct paces *paces, uint64_t now_ns)
+{
+	struct pace *pace, *next;
+
+	list_for_each_safe (pace, next, &paces->left, left)
+		if (pace->paid_ns <= now_ns - MIN(now_ns, PACE_BURST_NS))
+			pace_free(pace);
+}
+
+void paces_done(struct paces *paces)
+{
+	forget(paces, UINT64_MAX);
+	assert(!paces->map.n_entries);
+	map_done(&paces->map);
+	loop_timer_cancel(&paces->timer);
 }
 
 struct pace *pace_get(struct paces *paces, uint32_t uid)
@@ -45,6 +73,7 @@ struct pace *pace_get(struct paces *paces, uint32_t uid)
 
 	if (entry) {
 		pace = container_of(entry, struct pace, entry);
+		list_remove(&pace->left);
 		pace->refs++;
 		return pace;
 	}
@@ -58,19 +87,12 @@ struct pace *pace_get(struct paces *paces, uint32_t uid)
 	return pace;
 }
 
-struct pace *pace_put(struct pace *pace)
+struct pace *pace_put(struct pace *pace, uint64_t now_ns)
 {
-	struct paces *paces;
-
 	if (!pace || --pace->refs)
 		return NULL;
-	paces = pace->paces;
-	map_remove(&paces->map, &pace->entry);
-	free(pace);
-	if (paces->map.n_entries)
-		return NULL;
-	map_done(&paces->map);
-	loop_timer_cancel(&paces->timer);
+	list_push_back(&pace->paces->left, &pace->left);
+	forget(pace->paces, now_ns);
 	return NULL;
 }
 
@@ -87,14 +109,26 @@ void pace_charge(struct pace *pace, uint64_t cost_ns, uint64_t now_ns)
 				       cost_ns * PACE_PARTS;
 }
 
+int paces_wait(struct paces *paces)
+{
+	return error_trace(
+		paces->timer.loop ? 0 : loop_timer_set(paces->loop, &paces->timer, paces->paid_ns));
+}
+
 int pace_wait(struct pace *pace, struct list *session)
 {
-	struct paces *paces = pace->paces;
-	int r = paces->timer.loop ? 0 : loop_timer_set(paces->loop, &paces->timer, paces->paid_ns);
+	int r = paces_wait(pace->paces);
 
 	if (!r)
-		list_push_back(&paces->waiting, session);
+		list_push_back(&pace->paces->waiting, session);
 	return error_trace(r);
+}
+
+bool paces_are_paid(struct paces *paces, uint64_t now_ns)
+{
+	/* Without memory all go on. */
+	return paces->paid_ns <= now_ns ||
+	       loop_timer_set(paces->loop, &paces->timer, paces->paid_ns);
 }
 
 struct list *pace_next(struct paces *paces, uint64_t now_ns)
@@ -103,10 +137,8 @@ struct list *pace_next(struct paces *paces, uint64_t now_ns)
 
 	if (list_empty(&paces->waiting))
 		return NULL;
-	/* What the next session asks for has been done, and paid for, when the timer expires again. Without memory all go on. */
-	if (paces->paid_ns > now_ns && !loop_timer_set(paces->loop, &paces->timer, paces->paid_ns))
-		return NULL;
 	list_remove(session);
+	/* What this one asks for has been done, and charged, when the timer expires again. */
 	if (!list_empty(&paces->waiting))
 		(void)loop_timer_set(paces->loop, &paces->timer, now_ns);
 	return session;

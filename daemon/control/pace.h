@@ -6,9 +6,15 @@
  * part in PACE_PARTS of it. Their packets stay in their sockets until that part is paid for, and go on one session at a time.
  * Nothing is refused, and entries are taken as before.
  *
+ * A connection and a hang-up cost as much as a packet, and count as one. What a user who is behind has connected is a session,
+ * whose Hello waits as other packets do. Whose the next connection is cannot be seen before it is accepted: so after one of a
+ * user who is behind, each is accepted when a packet may go on.
+ *
  * Both are leaky buckets: a packet moves paid_ns on by what it took, times the parts.
  *
- * A pace is held by the sessions of one user, and lives from the first to the last. Control thread only.
+ * A pace is held by the sessions of one user, and lives as long as one of these does, and then until the user has earned the
+ * whole burst again: to hang up earns nothing.
+ * Control thread only.
  */
 #pragma once
 
@@ -40,7 +46,8 @@ bool pace_jobs_others(const struct pace_jobs *jobs, uint64_t job, uint64_t other
 /* All users of a control, and the sessions of these whose packets wait. */
 struct paces {
 	struct loop *loop;
-	struct map map; /* by user */
+	struct map map;	  /* by user */
+	struct list left; /* paces that nobody holds, and that are not forgotten yet */
 	uint64_t paid_ns;
 	struct list waiting; /* sessions */
 	struct loop_timer timer;
@@ -50,15 +57,18 @@ struct pace {
 	struct map_entry entry; /* by user */
 	struct paces *paces;
 	unsigned refs;
+	struct list left; /* in paces->left */
 	uint64_t paid_ns;
 };
 
-/* expired: the timer's; calls pace_next(). */
+/* expired: the timer's; calls paces_are_paid(). */
 void paces_init(struct paces *paces, struct loop *loop, void (*expired)(struct loop_timer *timer));
+/* Nobody holds a pace, or waits. */
+void paces_done(struct paces *paces);
 /* The pace of a user, until pace_put(). Returns NULL when there is no memory. */
 struct pace *pace_get(struct paces *paces, uint32_t uid);
-/* Takes NULL. Nobody waits any more with the last. */
-struct pace *pace_put(struct pace *pace);
+/* Takes NULL. */
+struct pace *pace_put(struct pace *pace, uint64_t now_ns);
 /* Packets of the user took so long while others had rounds. */
 void pace_charge(struct pace *pace, uint64_t cost_ns, uint64_t now_ns);
 /* Whether packets of the user are to wait. */
@@ -66,7 +76,11 @@ static inline bool pace_holds(const struct pace *pace, uint64_t now_ns)
 {
 	return pace->paid_ns > now_ns && pace->paces->paid_ns > now_ns;
 }
+/* Sees to it that the timer expires. Returns 0 or -ENOMEM. */
+int paces_wait(struct paces *paces);
 /* Puts a session behind those that wait. Returns 0 or -ENOMEM. */
 int pace_wait(struct pace *pace, struct list *session);
-/* The timer has expired. Takes the session out that goes on next; NULL: none yet. */
+/* The timer has expired. Whether all is paid for; if not, the timer is set again. */
+bool paces_are_paid(struct paces *paces, uint64_t now_ns);
+/* It is. Takes out the session that goes on next; NULL: none waits. */
 struct list *pace_next(struct paces *paces, uint64_t now_ns);

@@ -694,7 +694,7 @@ void session_take_deferred(struct session *session)
 	uint64_t began_ns = clock_now_ns();
 
 	handle(&in, request);
-	ring_took_request(session, began_ns);
+	session_charge_pace(session, began_ns);
 }
 
 void session_take_fetched(struct session *session, Bps__Control__Request *request, int status,

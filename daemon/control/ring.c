@@ -4,6 +4,8 @@
  * trainer is woken.
  */
 #include "control/ring.h"
+
+#include "control/listener.h"
 #include "control/session.h"
 #include <fcntl.h>
 #include <inttypes.h>
@@ -564,14 +566,15 @@ static bool arm(struct session *session)
  */
 #define FLOW_OF_USER (UINT64_C(1) << 63)
 
-static uint64_t user_flow(const struct session *session)
+static uint64_t user_flow(uint32_t uid)
 {
-	return FLOW_OF_USER | session->uid;
+	return FLOW_OF_USER | uid;
 }
 
 static uint64_t flow_of(const struct session *session)
 {
-	return session->job.is_in && session->job.run ? session->turn.job_flow : user_flow(session);
+	return session->job.is_in && session->job.run ? session->turn.job_flow
+						      : user_flow(session->uid);
 }
 
 uint64_t ring_job_flow(uint32_t uid, const char *job)
@@ -603,22 +606,26 @@ void ring_work(struct session *session, unsigned work)
 	loop_defer(control->params.loop, &control->drain);
 }
 
-void ring_took_request(struct session *session, uint64_t began_ns)
+uint64_t ring_charge(struct control *control, struct pace *pace, uint64_t job, uint64_t began_ns)
 {
-	const struct pace_jobs *jobs = &session->control->pace_jobs;
-	uint64_t now_ns = clock_now_ns();
+	uint64_t user = user_flow((uint32_t)pace->entry.hash), now_ns = clock_now_ns();
 
-	if (session->turn.pace &&
-	    pace_jobs_others(jobs, session->turn.job_flow, user_flow(session), now_ns))
-		pace_charge(session->turn.pace, now_ns - began_ns, now_ns);
+	if (pace_jobs_others(&control->pace_jobs, job, user, now_ns))
+		pace_charge(pace, now_ns - began_ns, now_ns);
+	return now_ns;
 }
 
 static void on_pace(struct loop_timer *timer)
 {
 	struct paces *paces = container_of(timer, struct paces, timer);
-	struct list *next = pace_next(paces, clock_now_ns());
+	uint64_t now_ns = clock_now_ns();
 	struct session *session;
+	struct list *next;
 
+	if (!paces_are_paid(paces, now_ns))
+		return;
+	control_take_turn_of_listener(container_of(paces, struct control, paces));
+	next = pace_next(paces, now_ns);
 	if (!next)
 		return;
 	session = container_of(next, struct session, turn.paced);
@@ -879,13 +886,13 @@ void ring_unwatch(struct control *control)
 	if (control->drain_posted)
 		loop_unpost(control->params.loop, &control->drain);
 	fair_done(&control->rings);
+	paces_done(&control->paces);
 	loop_spin(control->params.loop, 0, NULL);
 }
 
 void ring_close(struct session *session)
 {
 	ring_freeze(session);
-	session->turn.pace = pace_put(session->turn.pace);
 	session->doorbell.fd = fd_close(session->doorbell.fd);
 	session->ring.wake_fd = fd_close(session->ring.wake_fd);
 	session->ring.shm_fd = fd_close(session->ring.shm_fd);

@@ -16,8 +16,11 @@ void ring_unwatch(struct control *control);
 void ring_work(struct session *session, unsigned work);
 /* What a session of this user takes turns as while its job of that name runs. */
 uint64_t ring_job_flow(uint32_t uid, const char *job);
-/* A request was taken, from then on. */
-void ring_took_request(struct session *session, uint64_t began_ns);
+/*
+ * What a user has asked for has kept the thread since began_ns. The pace pays for it if jobs have rounds that are neither the
+ * user's own flow nor that job's (ring_job_flow(), or 0). Returns now.
+ */
+uint64_t ring_charge(struct control *control, struct pace *pace, uint64_t job, uint64_t began_ns);
 /* Whether entries are there now that a request which refers to them has to come after; *ret_until: the last of these. */
 bool ring_is_behind(const struct session *session, uint64_t *ret_until);
 /* Goes on where an entry waited for a packet. */

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/memory/holes.h"
 #include "base/pages.h"
+#include "control/listener.h"
 #include "control/ring.h"
 #include "proto/pack.h"
 #include "tensor/tensor.h"
@@ -225,32 +226,37 @@ static void hung_up(struct session *session)
 		session_close(session, "closed its connection");
 }
 
+void session_charge_pace(struct session *session, uint64_t began_ns)
+{
+	(void)ring_charge(session->control, session->turn.pace, session->turn.job_flow, began_ns);
+}
+
+static bool takes_packets(const struct session *session)
+{
+	return session->state != SESSION_CLOSED && session->socket.loop && !session->porter.taken &&
+	       !session->deferred.request;
+}
+
 bool session_receive_one(struct session *session)
 {
 	char *packet = session->control->packet;
-	uint64_t began_ns;
+	uint64_t began_ns = clock_now_ns();
 	size_t len = 0;
 	int r;
 
-	if (session->state == SESSION_CLOSED || !session->socket.loop || session->porter.taken ||
-	    session->deferred.request)
+	if (!takes_packets(session))
 		return false;
-	began_ns = clock_now_ns();
 	r = frame_receive_bare(session->socket.fd, packet, &len);
 	if (r == FRAME_E_AGAIN)
 		return false;
-	if (r == FRAME_E_EOF) {
+	if (r == FRAME_E_EOF)
 		hung_up(session);
-		return false;
-	}
-	if (r < 0) {
+	else if (r < 0)
 		session_fail(session, "sent a packet that cannot be read: %s", strerror(-r));
-		return false;
-	}
-	session_take_packet(session, packet, len, r == FRAME_E_FDS);
-	ring_took_request(session, began_ns);
-	return session->state != SESSION_CLOSED && !session->porter.taken &&
-	       !session->deferred.request;
+	else
+		session_take_packet(session, packet, len, r == FRAME_E_FDS);
+	session_charge_pace(session, began_ns);
+	return takes_packets(session);
 }
 
 static void on_socket(struct loop_source *source, uint32_t events)
@@ -270,7 +276,7 @@ static void on_taken(struct porter_errand *errand, int status, int fd)
 	uint64_t began_ns = clock_now_ns();
 
 	session_take_fetched(session, session->porter.taken, status, fd);
-	ring_took_request(session, began_ns);
+	session_charge_pace(session, began_ns);
 }
 
 static void on_taken_over(struct porter_errand *errand)
@@ -302,8 +308,12 @@ void session_fetch(struct session *session, enum porter_want want, Bps__Control_
 
 static void on_process(struct loop_source *source, uint32_t events)
 {
+	struct session *session = container_of(source, struct session, process);
+	uint64_t began_ns = clock_now_ns();
+
 	(void)events;
-	session_close(container_of(source, struct session, process), "died");
+	session_close(session, "died");
+	session_charge_pace(session, began_ns);
 }
 
 static void on_timer(struct loop_timer *timer)
@@ -379,7 +389,7 @@ int session_new(struct control *control, int socket, const struct ucred *trainer
 
 	r = charge(control, trainer->uid, &account, failure);
 	if (r) {
-		session_refuse(socket, r, failure->text);
+		control_refuse(socket, r, failure->text);
 		control_end_socket(socket, NULL);
 		(void)fd_close(pidfd);
 		return r;
@@ -607,6 +617,7 @@ static void free_requests(struct session *session)
 struct session *session_free(struct session *session)
 {
 	struct control *control = session->control;
+	uint64_t began_ns = clock_now_ns();
 
 	session_close(session, "was closed");
 	list_remove(&session->link);
@@ -620,6 +631,8 @@ struct session *session_free(struct session *session)
 	map_done(&session->tensors.map);
 	assert(!quota_used(&session->held) && !quota_used(&session->memory.quota));
 	release(session->account);
+	(void)pace_put(session->turn.pace,
+		       ring_charge(control, session->turn.pace, session->turn.job_flow, began_ns));
 	free(session);
 	return NULL;
 }

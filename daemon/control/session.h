@@ -39,6 +39,7 @@ struct control {
 	struct control_params params;
 	struct loop_source listener;
 	struct loop_timer retry; /* accepting failed: not before then */
+	bool listener_is_paced;	 /* nothing is accepted until paces have been paid */
 	int spare_fd;		 /* given up to refuse a connection when descriptors have run out */
 	bool bound;		 /* the socket's path is ours */
 	struct list sessions;
@@ -197,10 +198,6 @@ struct session {
 	uint64_t n_requests;
 };
 
-/* listener.c */
-/* Closes a trainer's socket, with all that it holds; takes it over. errand: hears when that is so; or NULL. */
-void control_end_socket(int socket, struct porter_errand *errand);
-
 /* session.c */
 /* Takes over socket and pidfd. Returns 0; or -errno with words, and both closed: the trainer was told. */
 int session_new(struct control *control, int socket, const struct ucred *trainer, int pidfd,
@@ -213,10 +210,10 @@ void session_freeze(struct session *session);
 void session_fail(struct session *session, const char *format, ...) _printf_(2, 3);
 void session_send(struct session *session, const Bps__Control__Message *message, const int *fds,
 		  size_t n_fds);
-/* Who connects is told that it is not taken. */
-void session_refuse(int socket, int status, const char *text);
 /* An answer without a body: 0, or -errno and why. */
 void session_answer(struct session *session, uint64_t id, int status, const char *text);
+/* The pace of the session's user pays for what the session has made of the thread's time since began_ns. */
+void session_charge_pace(struct session *session, uint64_t began_ns);
 /* Reads packets again, or none: what the session waits for has changed. */
 void session_watch_socket(struct session *session);
 /* Takes the next packet, if there is one and none is being looked at. Returns whether there was. */

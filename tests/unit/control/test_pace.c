@@ -102,20 +102,33 @@ TEST(others_are_who_had_rounds_lately_and_is_neither)
 	ASSERT_TRUE(pace_jobs_others(&jobs, 98, 99, NOW));
 }
 
-TEST(a_pace_lives_as_long_as_somebody_has_it)
+TEST(a_pace_lives_until_nobody_has_it_and_its_burst_is_earned_again)
 {
-	struct paces paces = { 0 };
-	struct pace *one = pace_get(&paces, 7), *other = pace_get(&paces, 8);
+	struct paces paces;
+	struct pace *one, *other;
 
+	paces_init(&paces, NULL, NULL);
+	one = pace_get(&paces, 7);
+	other = pace_get(&paces, 8);
 	ASSERT_TRUE(one && other && one != other);
 	ASSERT_TRUE(pace_get(&paces, 7) == one);
-	ASSERT_TRUE(!pace_put(one));
+	ASSERT_TRUE(!pace_put(one, NOW));
 	one->paid_ns = NOW;
+	(void)pace_put(one, NOW);
+	/* Nobody has it. */
+	(void)pace_put(pace_get(&paces, 9), NOW + PACE_BURST_NS - 1);
+	ASSERT_EQ(paces.map.n_entries, 2);
 	ASSERT_TRUE(pace_get(&paces, 7) == one && one->paid_ns == NOW);
-	pace_put(one);
-	pace_put(one);
-	pace_put(other);
-	pace_put(NULL);
+	/* One who is back is not forgotten when others go. */
+	(void)pace_put(other, NOW + PACE_BURST_NS);
+	ASSERT_EQ(paces.map.n_entries, 1);
+	(void)pace_put(one, NOW + PACE_BURST_NS);
+	ASSERT_EQ(paces.map.n_entries, 0);
+	one = pace_get(&paces, 7);
+	one->paid_ns = NOW + HOUR;
+	(void)pace_put(one, NOW);
+	(void)pace_put(NULL, NOW);
+	paces_done(&paces);
 	ASSERT_TRUE(!paces.map.n_entries && !paces.map.buckets);
 }
 
@@ -193,6 +206,54 @@ TEST(packets_wait_until_their_user_is_not_behind_and_entries_do_not)
 	DOOR_UNTIL(door, !control_n_sessions(door->control));
 	(void)munmap(data, 65536);
 	(void)fd_close(fd);
+}
+
+TEST(connections_and_hang_ups_are_charged_and_none_of_it_is_forgotten)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct trainer trainers[2];
+	uint64_t paid_ns;
+
+	trainer_open(&trainers[0], door);
+	pace_jobs_note(&door->control->pace_jobs, 1, clock_now_ns() + HOUR);
+	paid_ns = only_pace(door)->paid_ns;
+	trainer_connect(&trainers[1], door);
+	DOOR_UNTIL(door, control_n_sessions(door->control) == 2);
+	ASSERT_TRUE(only_pace(door)->paid_ns > paid_ns);
+	paid_ns = only_pace(door)->paid_ns;
+	trainer_close(&trainers[1]);
+	DOOR_UNTIL(door, control_n_sessions(door->control) == 1);
+	ASSERT_TRUE(only_pace(door)->paid_ns > paid_ns);
+	/* With the last session none of it is forgotten. */
+	paid_ns = only_pace(door)->paid_ns;
+	trainer_close(&trainers[0]);
+	DOOR_UNTIL(door, !control_n_sessions(door->control));
+	ASSERT_TRUE(only_pace(door)->paid_ns > paid_ns);
+}
+
+TEST(connections_behind_one_of_a_user_who_is_behind_wait_for_the_pace)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct trainer trainers[3];
+	uint64_t paid_ns;
+
+	trainer_open(&trainers[0], door);
+	paid_ns = clock_now_ns() + 100 * MSEC;
+	hold(door, paid_ns);
+	trainer_connect(&trainers[1], door);
+	trainer_connect(&trainers[2], door);
+	DOOR_UNTIL(door, control_n_sessions(door->control) == 2);
+	ASSERT_TRUE(!door->control->listener.loop);
+	DOOR_UNTIL(door, control_n_sessions(door->control) == 3);
+	ASSERT_TRUE(clock_now_ns() >= paid_ns);
+	/* Who is not behind makes nobody wait. */
+	hold(door, 0);
+	for (int i = 0; i < 3; i++)
+		trainer_close(&trainers[i]);
+	trainer_open(&trainers[0], door);
+	ASSERT_TRUE(door->control->listener.loop);
+	trainer_close(&trainers[0]);
+	DOOR_UNTIL(door, !control_n_sessions(door->control));
 }
 
 /* A trainer is closed by the daemon while its packets wait. */
