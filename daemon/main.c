@@ -12,6 +12,7 @@
 #include "gpu/gpu.h"
 #include <fcntl.h>
 #include <grp.h>
+#include <malloc.h>
 #include <pwd.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -24,7 +25,10 @@
 #define USEC_PER_MSEC 1000ull
 /* For so many the table of descriptors has room from the start: half a MiB. */
 #define DESCRIPTORS 65536
-#define STOP_USEC   30000000ull /* for what is left to do when requests are waited for no longer */
+/* The heap: what is larger is mapped, and so much may stay free at its end. */
+#define HEAP_CHUNK_MAX (4 << 20)
+#define HEAP_SPARE_MAX (8 << 20)
+#define STOP_USEC      30000000ull /* for what is left to do when requests are waited for no longer */
 
 /* The process: arguments, signals, systemd. What it serves is daemon.c's. */
 struct process {
@@ -412,6 +416,16 @@ static void reserve_descriptors(void)
 			       (int)MIN(limit.rlim_cur, (rlim_t)DESCRIPTORS) - 1));
 }
 
+/*
+ * What a tenant had is the machine's again when the tenant has gone. By default glibc moves both limits with what is freed, so
+ * that a heap that once had a chunk of 32 MiB keeps 64 MiB at its end.
+ */
+static void give_back_heap(void)
+{
+	(void)mallopt(M_MMAP_THRESHOLD, HEAP_CHUNK_MAX);
+	(void)mallopt(M_TRIM_THRESHOLD, HEAP_SPARE_MAX);
+}
+
 int main(int argc, char **argv)
 {
 	struct process process = { .argc = argc, .argv = argv, .signals.fd = -1 };
@@ -419,6 +433,7 @@ int main(int argc, char **argv)
 	int level = LOG_LEVEL_INFO, status;
 
 	crash_tell();
+	give_back_heap();
 	/* Not for people: the daemon runs itself so. */
 	if (argc == 2 && !strcmp(argv[1], "--gpu-worker"))
 		return gpu_worker_main();
