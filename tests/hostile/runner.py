@@ -2,10 +2,13 @@
 seed alone; each is played as
 
 	quiet	the honest jobs by themselves
-	fair	the measured one beside as many jobs that are greedy and legal as attackers will come. Its fair share is what it
-		then gets, but no more than one part of what it gets alone, of as many parts as there are jobs and attackers
+	fair	the measured one beside as many jobs that are greedy and legal as attackers will come
 	attack	beside the attackers
 	after	until what they held is given back
+	busy	beside as many processes that only compute, and have nothing to do with the daemon
+
+Its fair share is what it gets beside greedy jobs, but no more than one part of what it gets alone, of as many parts as there are
+jobs and attackers, and no more than the machine itself leaves it when as many others compute.
 
 In some of them the measured job's daemon is killed meanwhile, and started again.
 
@@ -13,7 +16,7 @@ What has to hold always is judged strictly: honest jobs work and have the right 
 sanitizers, memory and descriptors come back. What depends on the machine is judged against the same run, with slack: the
 share against `fair`, by rounds a second or by rounds for the daemon's processor time, whichever is better; the longest round against that of a yardstick, two processes that hand bytes to and fro at the same time.
 """
-import grp, json, os, random, re, resource, select, signal, statistics, sys, time
+import collections, grp, json, os, random, re, resource, select, signal, statistics, sys, time
 import attack, operators, peers, strangers, trainers  # noqa: F401; they enter their attacks
 from attack import ATTACKS
 from cluster import SANITIZED, Cluster, wait_for
@@ -217,31 +220,58 @@ class Run:
             for job in self.world.greedy[:n]:
                 job.pause(True)
 
+    def beside_busy(self, n, seconds):
+        """Beside processes that compute and no more: what the kernel's scheduler makes of the measured job then."""
+        pids = [attack.compute(self.args.nice) for _ in range(n)]
+        try:
+            return self.timed(seconds)
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
     def play(self, one):
-        """A phase of the schedule. Adds a row to the table."""
+        """A phase of the schedule: a row of the table. What share the measured job has depends on what else the machine does: where
+        it is too little, the median of three counts."""
+        rows = [self.play_once(one)]
+        while rows[0]['unfair'] and len(rows) < 3 and not self.world.failed():
+            rows.append(self.play_once(one))
+        row = sorted(rows, key=lambda row: row['fairness'])[len(rows) // 2]
+        row['failed'] = [text for each in rows for text in each['failed']] + row['unfair']
+        if row['failed']:
+            self.tell(row, one)
+        return row
+
+    def play_once(self, one):
         args, names = self.args, one['attacks']
         row = {'phase': one['number'], 'attacks': sorted(set(names)) + ['restart'] * one['restart'], 'n': len(names),
-               'leave': one['leave'], 'failed': []}
+               'leave': one['leave'], 'failed': [], 'unfair': []}
         quiet = self.timed(args.quiet)
         fair = self.beside_greedy(len(names), args.quiet)
         self.settle(None)
         base = Sample(self.world)
-        held, attackers, broken = [], [], []
+        held, charged, attackers, broken = [], [], [], []
+        late = time.monotonic() + 0.8 * one['seconds']
+
+        def watch():
+            held.append(Sample(self.world).over(base))
+            if not charged and time.monotonic() > late:
+                charged.append(self.charged())
 
         def end():
             if one['restart']:
                 self.world.restart_node()
                 self.lasts(one['seconds'] / 2)
-            row['held'] = self.charged()
+            row['held'] = max(charged + [self.charged()], key=lambda n: -1 if n is None else n)
             broken.extend(self.end(attackers, one))
-        beside = self.timed(one['seconds'], lambda: held.append(Sample(self.world).over(base)),
-                            lambda: attackers.extend(self.start(one)), end)
+        beside = self.timed(one['seconds'], watch, lambda: attackers.extend(self.start(one)), end)
         row['actions'] = self.actions(one)
         row.update(quiet=quiet, fair=fair, beside=beside)
         row['logged'] = Sample(self.world).logged - base.logged
         row['grown'] = [max(sample[i] for sample in held) for i in range(3)] if held else [0, 0, 0]
         row['kept'] = self.settle(base)
         row['kept by each'] = Sample(self.world).more(base)
+        row['busy'] = self.beside_busy(len(names), args.quiet)
         self.judge(row, broken, one)
         return row
 
@@ -318,19 +348,21 @@ class Run:
             if text:
                 say(text)
         one_of = [ATTACKS[name] for name in one['attacks']]
-        beside, fair, quiet = row['beside'], row['fair'], row['quiet']
-        others = max(beside['yardstick'], quiet['longest'], fair['longest'])
+        beside, fair, quiet, busy = row['beside'], row['fair'], row['quiet'], row['busy']
+        others = max(beside['yardstick'], quiet['longest'], fair['longest'], busy['longest'])
         stalls, shares = (all(getattr(a, what) for a in one_of) and not one['restart'] for what in ('stalls', 'share'))
         if stalls and beside['longest'] > args.slack * (LONGEST + 3 * others):
             say(f'a round of the measured job took {beside["longest"] * 1000:.0f} ms; before {quiet["longest"] * 1000:.0f} ms alone and '
                 f'{fair["longest"] * 1000:.0f} ms beside greedy ones; the yardstick {beside["yardstick"] * 1000:.0f} ms')
-        fair_rate = max(min(fair['rate'], quiet['rate'] / (1 + row['n'])), 1e-9)
+        fair_rate = max(min(fair['rate'], quiet['rate'] / (1 + row['n']), busy['rate']), 1e-9)
         row['share'] = beside['rate'] / fair_rate
         # What else the machine does takes rounds from the job, but not what the daemon does for it with the time that it has.
         row['part'] = beside['per cpu'] / max(quiet['per cpu'], 1e-9) * (1 + row['n'])
-        if shares and max(row['share'], min(row['part'], 4 * row['share'])) * args.slack < SHARE:
-            say(f'the measured job did {beside["rate"]:.0f} rounds a second; {fair["rate"]:.0f} beside greedy ones, {quiet["rate"]:.0f} '
-                f'alone; and of what the daemon did {row["part"]:.2f} of its fair part')
+        row['fairness'] = max(row['share'], min(row['part'], 4 * row['share']))
+        if shares and row['fairness'] * args.slack < SHARE:
+            row['unfair'].append(f'the measured job did {beside["rate"]:.0f} rounds a second; {fair["rate"]:.0f} beside greedy ones, '
+                                 f'{busy["rate"]:.0f} beside who computes, {quiet["rate"]:.0f} alone; and of what the daemon did '
+                                 f'{row["part"]:.2f} of its fair part')
         if row['held'] is not None and row['grown'][0] > row['held'] + args.slack * MEMORY and not SANITIZED:
             say(f'a daemon grew by {row["grown"][0] / MIB:.0f} MiB, and charges {row["held"] / MIB:.0f}')
         if not SANITIZED and row['kept'][0] > MEMORY or row['kept'][1] > MEMORY:
@@ -338,8 +370,6 @@ class Run:
                 ', '.join(f'{daemon.name} {n / MIB:.0f}' for daemon, n in zip(self.world.daemons, row['kept by each'][0])))
         if row['kept'][2] > args.fds:
             say(f'{row["kept"][2]} descriptors were not given back')
-        if row['failed']:
-            self.tell(row, one)
 
     def tell(self, row, one):
         print(f'!! phase {one["number"]}, {" ".join(one["attacks"])}, {one["leave"]}:')
@@ -347,7 +377,7 @@ class Run:
             print('!!   ', text)
         print(f'!!    again: {again(self.args, one)}')
         with open(self.trail(one), errors='replace') as file:
-            for line in file.readlines()[-self.args.trail:]:
+            for line in collections.deque(file, self.args.trail):
                 print('      ', line.rstrip()[:240])
         sys.stdout.flush()
 
@@ -418,7 +448,7 @@ def ended_well(one):
 def run(args):
     """Plays a schedule. Returns whether all was well."""
     names = args.attack or attack.withstood()
-    seconds = 2 * args.quiet + args.seconds + 1
+    seconds = 3 * args.quiet + args.seconds + 1
     phases = phases_of(args.seed, max(1, round(args.minutes * 60 / seconds)), names, args.seconds, args.each)
     if args.phase is not None:
         phases = [phases[args.phase]]
