@@ -133,7 +133,7 @@ struct store {
 	struct list accumulators;				     /* accumulate.c */
 	struct list spare, spare_rounds, spare_parts, spare_tensors; /* slots and so on for reuse */
 	struct map far_slots, far_rounds; /* behind STORE_NEAR others: store.c */
-	struct bulk bulk; /* these, and tensors and their parts, for the job's life */
+	struct bulk bulk; /* these, accumulators, tensors and their parts, for the job's life */
 	size_t n_open, n_summing;
 	struct list parts, all_tensors, forgotten; /* all there are; those go with their rounds */
 	/* By and by: forgotten tensors whose parts go, rounds whose slots fail. */

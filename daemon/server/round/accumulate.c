@@ -63,15 +63,14 @@ static size_t accumulator_len(const struct job *job)
 	       (job->n_nodes + 1) * sizeof(void *);
 }
 
-static struct accumulator *accumulator_free(struct accumulator *a)
+/* The job is over. Its memory goes with the job. */
+static void accumulator_end(struct accumulator *a)
 {
 	quota_release(a->job->memory.quota, accumulator_len(a->job));
 	sweep_leave(a->job, &a->link);
 	list_remove(&a->link);
-	(void)block_unref(a->sum);
-	(void)block_unref(a->next);
-	free(a);
-	return NULL;
+	a->sum = block_unref(a->sum);
+	a->next = block_unref(a->next);
 }
 
 static int accumulator_get(struct tensor *tensor, const struct data_header *header,
@@ -88,10 +87,11 @@ static int accumulator_get(struct tensor *tensor, const struct data_header *head
 	if (!part->accumulator) {
 		if (quota_charge(job->memory.quota, accumulator_len(job)))
 			return QUOTA_E_FULL;
-		a = calloc(1, accumulator_len(job));
+		a = bulk_take(&job->store.bulk, accumulator_len(job));
 		if (!a) {
+			r = -errno;
 			quota_release(job->memory.quota, accumulator_len(job));
-			return error_origin(-ENOMEM);
+			return error_origin(r);
 		}
 		a->job = job;
 		a->tensor = tensor;
@@ -226,7 +226,7 @@ static void added(struct accumulator *a)
 		for (uint32_t i = 0; i < job->n_nodes; i++)
 			if (a->nodes[i].delivery)
 				fail(a, i, job->failure.status, job->failure.text);
-		(void)accumulator_free(a);
+		accumulator_end(a);
 		job_release(job);
 		return;
 	}
@@ -644,7 +644,7 @@ void accumulate_end(struct job *job, struct list *link)
 		if (a->nodes[i].delivery && !a->nodes[i].summing)
 			fail(a, i, job->failure.status, job->failure.text);
 	if (!a->busy)
-		(void)accumulator_free(a);
+		accumulator_end(a);
 }
 
 void accumulate_free(struct job *job)
@@ -655,6 +655,6 @@ void accumulate_free(struct job *job)
 		for (uint32_t i = 0; i < job->n_nodes; i++)
 			if (a->nodes[i].delivery)
 				fail(a, i, job->failure.status, job->failure.text);
-		(void)accumulator_free(a);
+		accumulator_end(a);
 	}
 }
