@@ -142,9 +142,11 @@ def of_living(read, nothing):
 
 
 def processor_of(daemon):
-    """Seconds of processor time that it has used."""
-    with open(f'/proc/{daemon.pid}/stat') as file:
-        return sum(map(int, file.read().rpartition(')')[2].split()[11:13])) / os.sysconf('SC_CLK_TCK')
+    """Seconds of processor time that it has used; none of one that has ended."""
+    def read():
+        with open(f'/proc/{daemon.pid}/stat') as file:
+            return sum(map(int, file.read().rpartition(')')[2].split()[11:13])) / os.sysconf('SC_CLK_TCK')
+    return of_living(read, 0)
 
 
 def memory_of(daemon):
@@ -202,7 +204,7 @@ class Run:
         began, rounds, used = time.monotonic(), jobs[0].rounds(), processor_of(self.world.daemons[0])
         self.lasts(seconds, watch)
         rounds = jobs[0].rounds() - rounds
-        rate, per_cpu = rounds / (time.monotonic() - began), rounds / max(of_living(lambda: processor_of(self.world.daemons[0]), 0) - used, 0.01)
+        rate, per_cpu = rounds / (time.monotonic() - began), rounds / max(processor_of(self.world.daemons[0]) - used, 0.01)
         end()
         self.lasts(0.2)
         self.enter()  # rounds under way belong to the phase; the next is waited for
@@ -349,7 +351,7 @@ class Run:
                 say(text)
         one_of = [ATTACKS[name] for name in one['attacks']]
         beside, fair, quiet, busy = row['beside'], row['fair'], row['quiet'], row['busy']
-        others = max(beside['yardstick'], quiet['longest'], fair['longest'], busy['longest'])
+        others = max(beside['yardstick'], quiet['longest'], fair['longest'])
         stalls, shares = (all(getattr(a, what) for a in one_of) and not one['restart'] for what in ('stalls', 'share'))
         if stalls and beside['longest'] > args.slack * (LONGEST + 3 * others):
             say(f'a round of the measured job took {beside["longest"] * 1000:.0f} ms; before {quiet["longest"] * 1000:.0f} ms alone and '
