@@ -219,13 +219,14 @@ def _ranks_in_use():
     return [process_set.ranks for process_set in (global_process_set, *_sets)]
 
 
-def _client_of(process_set):
+def client_of(process_set):
+    """The client of the operations of a set that this rank is in."""
     if not isinstance(process_set, ProcessSet):
         raise BpsValueError(errno.EINVAL, f"process_set={process_set!r} is no ProcessSet: add_process_set() gives one")
     return process_set.client()
 
 
-def over_process_set(function, client_of=_client_of):
+def over_process_set(function, client_of=client_of):
     """function, over the ranks that its argument process_set says; where that is None, over those of who calls it."""
     place = list(inspect.signature(function).parameters).index("process_set")
 
@@ -243,10 +244,10 @@ def over_process_set(function, client_of=_client_of):
 def over_process_set_if_in_it(function):
     """As over_process_set(); a rank outside the set does it by itself."""
 
-    def client_of(process_set):
-        return process_set.training_client() if isinstance(process_set, ProcessSet) else _client_of(process_set)
+    def training_client_of(process_set):
+        return process_set.training_client() if isinstance(process_set, ProcessSet) else client_of(process_set)
 
-    return over_process_set(function, client_of)
+    return over_process_set(function, training_client_of)
 
 
 def check_process_set(process_set):

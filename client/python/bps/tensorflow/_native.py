@@ -20,8 +20,8 @@ except ImportError as error:
 
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from .. import _client
-from .._errors import error_from
+from .. import _client, _horovod
+from .._errors import BpsValueError, error_from
 from .._library import Operation, Order, native_path
 
 _LIBRARY = "libbps_tensorflow.so"
@@ -140,6 +140,18 @@ def as_bps_errors(func):
             raise _failure(error, error.message) from error
 
     return wrapper
+
+
+def _client_of(process_set):
+    try:
+        return _horovod.client_of(process_set)
+    except BpsValueError as error:
+        raise _failure(tf.errors.InvalidArgumentError(None, None, error.strerror), error.strerror) from None
+
+
+def over_process_set(function):
+    """That of all front ends; a set that the rank is not in is an error of TensorFlow as well."""
+    return _horovod.over_process_set(function, _client_of)
 
 
 def to_tensor(value, what="the tensor"):

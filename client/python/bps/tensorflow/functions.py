@@ -3,9 +3,10 @@
 import tensorflow as tf
 
 from .. import _ops
-from .._horovod import global_process_set, over_process_set
+from .._horovod import global_process_set
 from .._ops import Handle
 from . import _native
+from ._native import over_process_set
 
 
 def variable_of(variable):

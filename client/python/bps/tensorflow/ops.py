@@ -6,10 +6,11 @@ import tensorflow as tf
 
 from .. import _client
 from .._errors import BpsValueError
-from .._horovod import Product, global_process_set, over_process_set, process_set_of
+from .._horovod import Product, global_process_set, process_set_of
 from .._library import Reduction
 from .._ops import choose_reduction
 from . import _native
+from ._native import over_process_set
 from .compression import Compression
 
 
