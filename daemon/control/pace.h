@@ -10,11 +10,10 @@
  * whose Hello waits as other packets do. Whose the next connection is cannot be seen before it is accepted: so after one of a
  * user who is behind, each is accepted when a packet may go on.
  *
- * Both are leaky buckets: a packet moves paid_ns on by what it took, times the parts.
+ * A user's part and the part that is shared are leaky buckets: a packet moves paid_ns on by what it took, times the parts.
  *
  * A pace is held by the sessions of one user, and lives as long as one of these does, and then until the user has earned the
- * whole burst again: to hang up earns nothing.
- * Control thread only.
+ * whole burst again: to hang up earns nothing. Control thread only.
  */
 #pragma once
 
@@ -82,5 +81,5 @@ int paces_wait(struct paces *paces);
 int pace_wait(struct pace *pace, struct list *session);
 /* The timer has expired. Whether all is paid for; if not, the timer is set again. */
 bool paces_are_paid(struct paces *paces, uint64_t now_ns);
-/* It is. Takes out the session that goes on next; NULL: none waits. */
+/* All is paid for. Takes out the session that goes on next; NULL: none waits. */
 struct list *pace_next(struct paces *paces, uint64_t now_ns);
