@@ -114,7 +114,7 @@ enum data_op {
 	/*
 	 * Agent to server: this node keeps the result by rows of round of key: DATA_ROWS_DONE. With is_all it has all results of key up
 	 * to that round, of whatever operation. The server need not hold them for it. With is_all and DATA_ROUND_NEVER the node has
-	 * forgotten key: a server does once all nodes have said so.
+	 * forgotten key, by its home's word that none uses it: the server does, too.
 	 */
 	DATA_HAVE = 43,
 	DATA_LEFT = 44, /* either way: departed_node has left in good order */

@@ -8,6 +8,7 @@ from cluster import *
 from recovery import HAS_FAILPOINTS, SEED, Keeper, armed_cluster
 
 MAX_TENSORS = 64
+FEW = 24
 MORE = 256  # so that an eighth is made in more steps than there are between two restarts
 
 
@@ -81,11 +82,11 @@ def test_an_elastic_job_is_refused_in_words():
 
 
 # After a restart names come in no order: some old ones stay. So they are of one shape, and some are named again soon.
-def killed(layout, n_spare, victims, colocated, steps=12 * MORE, kills=16, armed=None, seed=0):
+def killed(layout, n_spare, victims, colocated, steps=12 * MORE, kills=16, armed=None, seed=0, more=MORE):
     rng = random.Random(SEED + seed)
-    with armed_cluster(layout, n_spare, armed or {}, colocated=colocated, options=few(MORE)) as cluster, \
+    with armed_cluster(layout, n_spare, armed or {}, colocated=colocated, options=few(more)) as cluster, \
             Keeper(cluster, {i: a[1:] for i, a in (armed or {}).items()}) as keeper:
-        job = Names(cluster, layout, steps, MORE + 40, other=0, pause_us=0 if armed else 1000)
+        job = Names(cluster, layout, steps, more + 40, other=0, pause_us=0 if armed else 1000)
         n_killed = 0
         while job.alive() and not armed:
             time.sleep(rng.uniform(0.1, 0.5) * SLOW)  # a moment to be killed at, not one to wait for
@@ -111,6 +112,15 @@ def test_killed_at_each_failpoint():
             for victim in victims:
                 armed = {victim: [f'{name}=kill@{at}'] * 3}
                 killed((2, 1), 1, victims, False, steps=3 * MORE, armed=armed)
+
+
+# What a killed node had no time to say is not kept for it: with more kills than there are places to spare.
+@full_tier('10 s and more')
+def test_killed_more_often_than_there_is_room():
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    for name in ('tensor-settled', 'tensor-forgotten'):
+        killed((2, 1), 1, (0,), False, steps=20 * FEW, armed={0: [f'{name}=kill@1'] * 12}, more=FEW)
 
 
 @full_tier('random moments')

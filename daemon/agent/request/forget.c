@@ -11,6 +11,8 @@
 
 /* Tensors that a new one has looked at: a few times more than one, as they are passed twice, and not all are released. */
 #define LOOKS 16
+/* And at most, where there is little room left. */
+#define LOOKS_MAX 4096
 /* Questions without an answer: members have as many packets to read. */
 #define ASKED_MAX 1024
 
@@ -36,6 +38,14 @@ static uint64_t enough(const struct agent_job *job)
 	unsigned max = job->agent->params.max_tensors;
 
 	return max - max / 8;
+}
+
+/* So many that all are passed twice before there is no room: a daemon that began anew has looked at none. */
+static uint64_t looks_for_one(const struct agent_job *job)
+{
+	uint64_t n = job->tensors.n, room = job->agent->params.max_tensors - n;
+
+	return MIN(MIN(MAX(2 * n / (room + 1), (uint64_t)LOOKS), n), (uint64_t)LOOKS_MAX);
 }
 
 /* Whether all ranks have come equally far, with nothing under way, and can be asked. */
@@ -97,11 +107,13 @@ static bool is_fresh(struct agent_tensor *tensor)
 void agent_forget_some(struct agent_job *job)
 {
 	struct agent_tensors *tensors = &job->tensors;
+	uint64_t looks;
 
 	if (job->tensors.n < enough(job) || job->tensors.n_without)
 		return;
+	looks = looks_for_one(job);
 	agent_job_hold(job);
-	for (unsigned i = 0; i < LOOKS && may_forget(job); i++) {
+	for (uint64_t i = 0; i < looks && may_forget(job); i++) {
 		struct agent_tensor *tensor =
 			list_first(&tensors->by_age, struct agent_tensor, age_link);
 

@@ -142,7 +142,7 @@ int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tens
 	       struct failure *failure);
 /* The tensor, or NULL. */
 struct tensor *tensor_of(const struct job *job, uint64_t key);
-/* All nodes have forgotten it: it goes with its last round. */
+/* No node uses it any more: it goes with its last round. */
 void tensor_forget(struct tensor *tensor);
 /* For the sweep: of one that was forgotten the rounds may be over. */
 void tensor_visit(struct job *job, struct list *link, uint64_t now_ns);

@@ -459,20 +459,23 @@ int keep_ack(struct job *job, uint32_t number, uint32_t acked)
 	return 0;
 }
 
-static void round_past(struct round *round, uint32_t node)
+/* For the nodes from `first` up to `end`. */
+static void round_past(struct round *round, uint32_t first, uint32_t end)
 {
 	struct slot *slot, *tmp;
 
-	if (round->n_slots > STORE_MANY) {
+	if (round->n_slots * (end - first) > STORE_MANY) {
 		sweep_later(round->tensor->job, SWEEP_NEWS);
 		return;
 	}
 	/* Goes with its last slot, not under our feet. */
 	round->pinned = true;
-	list_for_each_safe (slot, tmp, &round->slots, in_round)
-		if (slot->kept && set_has(slot->job, &slot->header, node))
-			(void)slot_ack(slot, node);
-	rows_past(round, node);
+	for (uint32_t node = first; node < end; node++) {
+		list_for_each_safe (slot, tmp, &round->slots, in_round)
+			if (slot->kept && set_has(slot->job, &slot->header, node))
+				(void)slot_ack(slot, node);
+		rows_past(round, node);
+	}
 	round->pinned = false;
 	round_put(round);
 }
@@ -492,35 +495,34 @@ void keep_past(struct tensor *tensor, uint32_t node, uint64_t number)
 	if (tensor->n_rounds <= STORE_NEAR) {
 		list_for_each_safe (round, next, &tensor->rounds, link)
 			if (round->header.round < number)
-				round_past(round, node);
+				round_past(round, node, node + 1);
 	} else if (number - 1 - before <= STORE_NEAR) {
 		while (++before < number)
 			if ((round = round_find(tensor, before)))
-				round_past(round, node);
+				round_past(round, node, node + 1);
 	} else {
 		sweep_later(tensor->job, SWEEP_NEWS);
 	}
 	tell(tensor->job);
 }
 
-/* The node has forgotten the tensor: all of its rounds are over there. */
-static void keep_forgotten(struct job *job, uint32_t node, uint64_t key)
+/* A node has forgotten the tensor. It has the home's word that no node uses it: its rounds are over at all of them. */
+static void keep_forgotten(struct job *job, uint64_t key)
 {
 	struct tensor *tensor = tensor_of(job, key);
 	struct round *round, *next;
 
-	if (!tensor || tensor->past[node] == DATA_ROUND_NEVER)
+	/* Of several nodes that say so the first is enough: another may have been lost before it could. */
+	if (!tensor || tensor->past[0] == DATA_ROUND_NEVER)
 		return;
-	tensor->past[node] = DATA_ROUND_NEVER;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		tensor->past[i] = DATA_ROUND_NEVER;
 	if (tensor->n_rounds > STORE_NEAR)
 		sweep_later(job, SWEEP_NEWS);
 	else
 		list_for_each_safe (round, next, &tensor->rounds, link)
-			round_past(round, node);
+			round_past(round, 0, job->n_nodes);
 	tell(job);
-	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (tensor->past[i] != DATA_ROUND_NEVER)
-			return;
 	tensor_forget(tensor);
 }
 
@@ -534,7 +536,7 @@ void keep_acknowledged(struct job *job, uint32_t node, const struct data_header 
 	 * which then is for the others.
 	 */
 	if (header->is_all && header->round == DATA_ROUND_NEVER)
-		keep_forgotten(job, node, header->key);
+		keep_forgotten(job, header->key);
 	else if (header->is_all && job->retention.resume &&
 		 !tensor_get(job, NULL, header->key, &tensor, &words))
 		keep_past(tensor, node, header->round + 1);

@@ -90,6 +90,14 @@ static struct declared *name_one(struct world *world, unsigned number)
 	return world_declare(world, name, DTYPE_FLOAT32, 1);
 }
 
+static void look_anew(const struct agent_job *job)
+{
+	struct agent_tensor *tensor;
+
+	list_for_each (tensor, &job->tensors.by_age, age_link)
+		tensor->seen = false;
+}
+
 TEST(names_have_no_end)
 {
 	_cleanup_(world_freep) struct world *world = begin(true);
@@ -120,6 +128,19 @@ TEST(what_is_used_is_not_asked_about)
 		for (unsigned k = 0; k < heard.n_unused[0]; k++)
 			ASSERT_TRUE(heard.unused[0][k] != &often[0].base);
 		release_all();
+	}
+}
+
+/* As a daemon that began anew has looked at none. */
+TEST(with_little_room_more_are_looked_at)
+{
+	_cleanup_(world_freep) struct world *world = begin(true);
+
+	for (unsigned i = 0; i < 10 * MAX_TENSORS; i++) {
+		ASSERT_TRUE(use(world, name_one(world, i), 1));
+		release_all();
+		if (i == MAX_TENSORS - 7 || i == MAX_TENSORS - 4)
+			look_anew(job_of_world(world));
 	}
 }
 

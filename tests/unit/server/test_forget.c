@@ -273,27 +273,41 @@ static void reduce(struct far *far, const struct layout *layout, uint64_t key)
 	ASSERT_TRUE(*(float *)a->data == 2 && *(float *)b->data == 2);
 }
 
-TEST(servers_drop_what_all_nodes_have_forgotten)
+static void forgotten(struct far *far, const struct layout *layout, uint64_t key)
+{
+	reduce(far, layout, key);
+	notice(far, layout, DATA_ACK, 0, key);
+	notice(far, layout, DATA_ACK, 1, key);
+	notice(far, layout, DATA_HAVE, key % 2, key);
+}
+
+TEST(servers_drop_what_a_node_has_forgotten)
 {
 	FAR = far_new(&(struct far_options){ .max_tensors = 2 });
 	struct layout layout = formed(far);
 
+	/* The other node is killed before it can say so: here by turns. */
+	for (uint64_t key = 1; key < 100; key++)
+		forgotten(far, &layout, key);
+	/* Or it says so later, also of what nobody knows here. */
+	for (uint64_t key = 1; key < 1000; key++)
+		notice(far, &layout, DATA_HAVE, !(key % 2), key);
+	reduce(far, &layout, 1000);
+	reduce(far, &layout, 1001);
+	far_expect(far, push(far, &layout, 1002, 1, 0), -EDQUOT, "max_tensors");
+}
+
+TEST(results_of_a_forgotten_tensor_are_over_at_all_nodes)
+{
+	FAR = far_new(&(struct far_options){ .max_tensors = 2 });
+	struct layout layout = formed(far);
+
+	/* No node has said that it keeps them. */
 	for (uint64_t key = 1; key < 100; key++) {
 		reduce(far, &layout, key);
-		notice(far, &layout, DATA_ACK, 0, key);
-		notice(far, &layout, DATA_ACK, 1, key);
 		notice(far, &layout, DATA_HAVE, 0, key);
-		notice(far, &layout, DATA_HAVE, 0, key);
-		if (key == 1)
-			continue;
-		notice(far, &layout, DATA_HAVE, 1, key);
 	}
+	for (unsigned i = 0; i < 2; i++)
+		notice(far, &layout, DATA_ACK, i, 99);
 	reduce(far, &layout, 100);
-	/* Of the first one node has not said so. */
-	far_expect(far, push(far, &layout, 101, 1, 0), -EDQUOT, "max_tensors");
-	notice(far, &layout, DATA_HAVE, 1, 1);
-	reduce(far, &layout, 101);
-	/* Nobody knows it here, and nobody does after it. */
-	notice(far, &layout, DATA_HAVE, 1, 1000);
-	far_expect(far, push(far, &layout, 102, 1, 0), -EDQUOT, "max_tensors");
 }
