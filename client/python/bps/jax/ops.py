@@ -90,7 +90,12 @@ def _bind(arrays, names, operation, reduction=0, root=0, priority=0, rows=None):
 
 
 def _scaled(array, factor):
-    return array if factor == 1.0 else (array * factor).astype(array.dtype)
+    """Floats of two bytes are scaled as float32: a factor may lie beyond what these can hold."""
+    if factor == 1.0:
+        return array
+    is_narrow = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
+    wide = array.astype(jnp.float32) if is_narrow else array
+    return (wide * factor).astype(array.dtype)
 
 
 # -- push_pull, allreduce

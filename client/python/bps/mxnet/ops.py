@@ -52,6 +52,15 @@ def _place(name, dtype, shape):
     return _ops.tensor_after(client, name), client.take_ordinal()
 
 
+def _scaled(values, factor):
+    """Integers are scaled as float64, floats of two bytes as float32: a factor may lie beyond what these can hold."""
+    if factor == 1.0:
+        return values
+    dtype = np.dtype(values.dtype)
+    wide = np.promote_types(dtype, np.float32) if dtype.kind == "f" else np.float64
+    return (values.astype(wide) * factor).astype(dtype)
+
+
 def _move(tensor, target, kind, name, dtype, submit, priority, prescale=1.0, postscale=1.0):
     """Starts an operation on a slot: tensor goes in, submit(span, name, ordinal) gives the request, target gets what
     comes out.
@@ -62,9 +71,9 @@ def _move(tensor, target, kind, name, dtype, submit, priority, prescale=1.0, pos
     slot = _engine.slot_of(_ops.tensor_name(kind, name, DType[dtype.upper()], tensor.shape), tensor.size, dtype)
     with autograd.pause():
         wire = slot.array.reshape(tensor.shape)  # the same memory, and the same to the engine
-        wire[:] = tensor if prescale == 1.0 else tensor * prescale
+        wire[:] = _scaled(tensor, prescale)
         _engine.push(slot, lambda: _one(submit(slot.span, name, ordinal)), priority)
-        target[:] = wire if postscale == 1.0 else wire.astype(target.dtype) * postscale
+        target[:] = _scaled(wire.astype(target.dtype), postscale)
     return target
 
 
@@ -83,18 +92,28 @@ def allreduce_(
     compression=None,
 ):
     """Reduces tensor over all ranks, into itself: op is Average, Sum, Min or Max. A larger priority is more urgent."""
+    scale = (prescale_factor, postscale_factor)
+    return _reduce([tensor], [name], average, op, process_set, compression, priority, scale)[0]
+
+
+def _reduce(tensors, names, average, op, process_set, compression, priority, scale):
+    """Either all begin, or none does. A failure that has come meanwhile, also of one of them, is raised by the next call."""
     check_process_set(process_set)
     _engine.raise_failure()
-    dtype = _check(tensor)
     reduction = choose_reduction(average, op)
-    if dtype == "bool" and reduction == Reduction.AVERAGE:
+    dtypes = [_check(tensor) for tensor in tensors]
+    if "bool" in dtypes and reduction == Reduction.AVERAGE:
         raise TypeError("bool has no average: give op=Sum (or), Max (or) or Min (and)")
-    dtype = wire_dtype(compression, dtype) if compression is not None else dtype
+    if compression is not None:
+        dtypes = [wire_dtype(compression, dtype) for dtype in dtypes]
 
     def submit(span, name, ordinal):
         return _ops.push_pull(span, span, reduction, name, priority, ordinal=ordinal)
 
-    return _move(tensor, tensor, "push_pull", name, dtype, submit, priority, prescale_factor, postscale_factor)
+    return [
+        _move(tensor, tensor, "push_pull", name, dtype, submit, priority, *scale)
+        for tensor, name, dtype in zip(tensors, names, dtypes)
+    ]
 
 
 def allreduce(
@@ -132,9 +151,8 @@ def grouped_allreduce_(
     compression=None,
 ):
     """allreduce_() of each of a list. They travel side by side, as all operations do."""
-    names = _group_names(tensors, name)
-    more = (priority, prescale_factor, postscale_factor, process_set, op, compression)
-    return [allreduce_(t, average, n, *more) for t, n in zip(tensors, names)]
+    names, scale = _group_names(tensors, name), (prescale_factor, postscale_factor)
+    return _reduce(tensors, names, average, op, process_set, compression, priority, scale)
 
 
 def grouped_allreduce(
@@ -213,10 +231,6 @@ def _on_host(tensor):
     _engine.raise_failure()
     _check(tensor)
     return tensor.asnumpy()
-
-
-def _scaled(values, factor):
-    return values if factor == 1.0 else (values * factor).astype(values.dtype)
 
 
 def _array(values):

@@ -108,7 +108,11 @@ def _write_back(result, tensor):
 
 
 def _scaled(tensor, factor):
-    return tensor if factor == 1.0 else (tensor * factor).to(tensor.dtype)
+    """Integers are scaled as float64: torch takes float32, which has room for 24 bits of them."""
+    if factor == 1.0:
+        return tensor
+    wide = tensor if tensor.is_floating_point() else tensor.to(torch.float64)
+    return (wide * factor).to(tensor.dtype)
 
 
 def _grad_name(operation, name):

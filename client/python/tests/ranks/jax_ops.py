@@ -83,6 +83,11 @@ def check_types_and_reductions():
     equal(bps.push_pull(mine((4,)), average=False, name="p"), everyone((4,)).sum(0))
     equal(bps.allreduce(mine((4,)), op=bps.Sum, prescale_factor=2.0, postscale_factor=0.5), everyone((4,)).sum(0))
     equal(bps.allreduce(3, op=bps.Sum), np.asarray(3 * bps.size()))
+    for dtype in (jnp.float16, jnp.bfloat16):
+        large, factor = jnp.asarray([48000 // bps.size(), 100], dtype), 1e-8  # the factor is none of float16's
+        expected = (large.astype("float32") * factor).astype(dtype)
+        for when in ("prescale_factor", "postscale_factor"):
+            equal(bps.allreduce(large, op=bps.Average, **{when: factor}), np.asarray(expected))
 
 
 def check_trees():

@@ -92,6 +92,11 @@ def check_moves():
     one, two = bps.grouped_reducescatter([x, x * 2], bps.Sum, "scaled", 0, bps.global_process_set, 0.5, 4.0)
     equal(one, 2 * part)
     equal(two, 4 * part)
+    for dtype, values, factor in (("float16", [48000 // bps.size(), 100], 1e-8), ("int32", [2**26 + 2, 4], 0.5)):
+        large = mx.nd.array(values, dtype=dtype)
+        expected = (np.asarray(values, "float64") * factor).astype(dtype)
+        equal(bps.allreduce(large, op=bps.Average, prescale_factor=factor), expected)
+        equal(bps.allreduce(large, op=bps.Min, postscale_factor=factor), expected)
     scaled = bps.grouped_allreduce([x, x * 2], None, "scaled", 0, 0.5, 4.0, bps.global_process_set, bps.Sum)
     equal(scaled[1], 4 * all_of_them.sum(0))
     raises(ValueError, lambda: bps.allreduce(x, op=bps.Product), "Product", "allgather")

@@ -87,6 +87,10 @@ def check_names_of_horovod():
     copy = mine.clone()
     bps.allreduce_(copy, op=bps.Sum, prescale_factor=0.5, postscale_factor=2.0, name="horovod.scaled.inplace")
     assert torch.equal(copy, sum_)
+    large = torch.tensor([2**40 + 2])  # no float32 is like it
+    for when in ("prescale_factor", "postscale_factor"):
+        halves = bps.allreduce(large, op=bps.Sum, name="horovod.scaled.integers", **{when: 0.5})
+        assert torch.equal(halves, (large // 2) * bps.size()), halves
     for compression in (bps.Compression.fp16, bps.Compression.bf16):
         result = bps.allreduce(mine, op=bps.Sum, compression=compression, name=f"horovod.{compression.__name__}")
         assert result.dtype == torch.float32 and torch.equal(result, sum_)
