@@ -384,7 +384,7 @@ def test_a_ring_with_wild_indexes():
     def test(cluster, daemon, beside):
         for tail in (4097, 1 << 32, 1 << 63, (1 << 64) - 1):
             session = ready(daemon)
-            wire.WORD.pack_into(session.memory, 64, tail)
+            session.set_tail(tail)
             session.wake()
             wait_for('the session to end', session.closed)
             session.close()
@@ -419,7 +419,7 @@ def test_memory_that_changes_while_it_is_read():
                 tail = wire.WORD.unpack_from(session.memory, 64)[0]
                 at = wire.RING + tail % wire.ENTRIES * 128
                 session.memory[at:at + 128] = session.entry(slot=rng.randrange(8), round=i + 1)
-                wire.WORD.pack_into(session.memory, 64, (tail + 1) & ((1 << 64) - 1))
+                session.set_tail((tail + 1) & ((1 << 64) - 1))
                 session.wake()
             stop.set()
             thread.join()

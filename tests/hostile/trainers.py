@@ -89,7 +89,7 @@ def scribble(who):
         tail = wire.WORD.unpack_from(session.memory, 64)[0]
         at = wire.RING + tail % wire.ENTRIES * 128
         session.memory[at:at + 128] = session.entry(slot=who.rng.randrange(8), round=i + 1)
-        wire.WORD.pack_into(session.memory, 64, who.pick(tail + 1, tail + 1, tail + 1, tail + 4096, tail - 1, who.wild()) % (1 << 64))
+        session.set_tail(who.pick(tail + 1, tail + 1, tail + 1, tail + 4096, tail - 1, who.wild()) % (1 << 64))
         session.wake()
 
 

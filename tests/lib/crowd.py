@@ -28,7 +28,7 @@ class Crowd:
             struct.pack_into('<IiQ', session.memory, SLOT + 512 * slot, 1, 0, 1)
             at = RING + (tail + i) % ENTRIES * 128
             session.memory[at:at + 128] = session.entry(round=round(i), slot=slot, tensor=tensor(i), **keys)
-        WORD.pack_into(session.memory, 64, tail + n)
+        session.set_tail(tail + n)
         session.wake()
 
     def completed(self, rank):

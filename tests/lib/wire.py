@@ -1,6 +1,6 @@
 """The protocols spoken by hand: a trainer's session (proto/control.proto, proto/shm.h) and a daemon's data connection
 (proto/data.h), so that tests can say what no client of ours would. Written from the headers, not from the code."""
-import array, hashlib, hmac, mmap, os, select, socket, struct, time
+import array, ctypes, hashlib, hmac, mmap, os, select, socket, struct, time
 
 # -- protobuf ------------------------------------------------------------------------------------------------------
 
@@ -178,8 +178,12 @@ class Session:
             struct.pack_into('<IiQ', self.memory, SLOT + 512 * slot, 1, 0, ticket)
         at = RING + tail % ENTRIES * 128
         self.memory[at:at + 128] = entry
-        WORD.pack_into(self.memory, 64, tail + 1)
+        self.set_tail(tail + 1)
         self.wake()
+
+    def set_tail(self, tail):
+        """In one piece: struct would clear the place first, and the daemon may look just then."""
+        ctypes.c_uint64.from_buffer(self.memory, 64).value = tail
 
     def wake(self):
         os.write(self.wake_daemon, struct.pack('<Q', 1))
