@@ -41,7 +41,9 @@ struct names {
 	struct chore asking;
 	struct list
 		early; /* deliveries: asked of a fresh home before all nodes have told it their tensors */
-	bool is_notified; /* all have */
+	bool is_notified;      /* all have */
+	struct chore going_on; /* then: takes what has waited, */
+	bool goes_on;	       /* just now */
 };
 
 void declare_call(struct job *job, struct delivery *delivery);

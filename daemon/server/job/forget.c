@@ -45,10 +45,21 @@ static bool is_notified(struct job *job)
 	return true;
 }
 
+bool forget_is_possible(const struct job *job)
+{
+	return !job->membership.elastic && !stragglers_any(&job->stragglers);
+}
+
+/* Whether what is asked comes behind what has waited for the nodes' tensors. */
+static bool waits(struct job *job)
+{
+	return !is_notified(job) || (!job->names.goes_on && !list_empty(&job->names.early));
+}
+
 /* Only where all nodes can be asked: not one that has left. */
 static bool may_forget(const struct job *job)
 {
-	if (job->membership.elastic || stragglers_any(&job->stragglers) || job->n_departed)
+	if (!forget_is_possible(job) || job->n_departed)
 		return false;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (job->nodes[i].peer && !peer_has(job->nodes[i].peer, DATA_FEATURE_FORGET))
@@ -161,7 +172,7 @@ void forget_call(struct job *job, struct delivery *delivery)
 		refuse(delivery, -EPROTO, "job %s: this is not its home", job->owner.name);
 		return;
 	}
-	if (!is_notified(job)) {
+	if (waits(job)) {
 		list_push_back(&job->names.early, &delivery->link);
 		return;
 	}
@@ -191,7 +202,7 @@ void forget_ask(struct job *job, const struct declare *declare, struct delivery 
 {
 	const struct declared *declared;
 
-	if (!is_notified(job)) {
+	if (waits(job)) {
 		list_push_back(&job->names.early, &delivery->link);
 		return;
 	}
@@ -207,20 +218,36 @@ void forget_ask(struct job *job, const struct declare *declare, struct delivery 
 	declare_answer(declared, delivery);
 }
 
-/* The last word: what has waited goes on. */
-static void look(struct job *job)
+/* Each may have all other nodes asked. */
+static bool go_on(struct chore *chore)
 {
-	struct delivery *delivery;
+	struct job *job = container_of(chore, struct job, names.going_on);
 
-	if (list_empty(&job->names.early) || !is_notified(job))
-		return;
-	while ((delivery = list_first(&job->names.early, struct delivery, link))) {
+	job->names.goes_on = true;
+	for (uint32_t n = 0; n < ASK_STEP && job->state != JOB_OVER;
+	     n += 1 + job->n_nodes / ASK_STEP) {
+		struct delivery *delivery = list_first(&job->names.early, struct delivery, link);
+
+		if (!delivery)
+			break;
 		list_remove(&delivery->link);
 		if (delivery->header.op == DATA_FORGET)
 			forget_call(job, delivery);
 		else
 			declare_call(job, delivery);
 	}
+	job->names.goes_on = false;
+	return job->state != JOB_OVER && !list_empty(&job->names.early);
+}
+
+/* The last word: what has waited goes on. */
+static void look(struct job *job)
+{
+	if (list_empty(&job->names.early) || !is_notified(job))
+		return;
+	job->names.going_on.step = go_on;
+	if (go_on(&job->names.going_on))
+		loop_begin(job->server->params.loop, &job->names.going_on);
 }
 
 void forget_named(struct job *job, uint32_t node, uint64_t last_key)
@@ -279,6 +306,7 @@ void forget_attached(struct job *job, uint32_t node)
 void forget_done(struct job *job)
 {
 	loop_abort(&job->names.asking);
+	loop_abort(&job->names.going_on);
 }
 
 void forget_departed(struct job *job)

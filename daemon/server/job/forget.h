@@ -5,6 +5,8 @@
 
 #include "server/job/job.h"
 
+/* Whether tensors of such a job are ever forgotten. */
+bool forget_is_possible(const struct job *job);
 /* FORGET, of a node of the job. */
 void forget_call(struct job *job, struct delivery *delivery);
 /* DECLARE of a tensor that is in doubt: the key, or -ESTALE. */

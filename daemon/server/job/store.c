@@ -525,6 +525,19 @@ void slot_hold(struct slot *slot)
 	slot->held = true;
 }
 
+void slot_put_call(struct list *list, struct delivery *delivery)
+{
+	struct delivery *old;
+
+	list_for_each (old, list, link)
+		if (old->header.node == delivery->header.node) {
+			list_remove(&old->link);
+			delivery_fail(old, -ENETRESET, "it has come again");
+			break;
+		}
+	list_push_back(list, &delivery->link);
+}
+
 void slot_free(struct slot *slot)
 {
 	struct job *job = slot->job;

@@ -89,6 +89,12 @@ struct round {
 	uint8_t arrived[]; /* by node */
 };
 
+/* Whether enough nodes keep a result. */
+struct safety {
+	bool is;    /* they do, or there are no data */
+	uint32_t n; /* elastic: the nodes before this one do, or have no use for it */
+};
+
 struct slot {
 	struct list in_part, in_round, in_job;
 	struct job *job;
@@ -110,7 +116,7 @@ struct slot {
 
 	/* Of a job with resume; see keep.h. */
 	bool kept;
-	bool safe;	  /* a node keeps the data, or there is none */
+	struct safety safe;
 	uint32_t n_acked; /* nodes */
 	uint32_t *
 		number; /* by node: under which it was sent; 0: it was not, since the node attached */
@@ -174,6 +180,8 @@ void slot_sum(struct slot *slot);
 size_t slot_len(const struct job *job);
 /* All has been answered, but not all pulled. */
 void slot_hold(struct slot *slot);
+/* Puts a call into slot->again or slot->offers, in the place of one of that node which came before. */
+void slot_put_call(struct list *list, struct delivery *delivery);
 /* Its deliveries have been answered. The round goes with its last slot. */
 void slot_free(struct slot *slot);
 /* Answers all that it holds with an error, and frees it. */

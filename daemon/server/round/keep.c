@@ -7,6 +7,7 @@
 
 #include "base/failpoint.h"
 #include "server/common/set.h"
+#include "server/job/forget.h"
 #include "server/round/accumulate.h"
 #include "server/round/offered.h"
 #include "server/round/quorum.h"
@@ -180,7 +181,7 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 
 static void answer_safe(struct slot *slot)
 {
-	slot->safe = true;
+	slot->safe.is = true;
 	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
 		if (slot->from[i])
 			keep_answer(slot, TAKE_PTR(slot->from[i]));
@@ -199,14 +200,17 @@ static void answer_offers(struct slot *slot)
 	}
 }
 
-/* Whether those that keep it are enough: in an elastic job any of them may be lost for good. */
-static bool is_safe(const struct slot *slot)
+/*
+ * Whether those that keep it are enough: in an elastic job any of them may be lost for good. A node that keeps it goes on doing
+ * so, and one that is out does not come back: none is looked at twice.
+ */
+static bool is_safe(struct slot *slot)
 {
 	const struct job *job = slot->job;
 
-	for (uint32_t i = 0; job->membership.elastic && i < job->n_nodes; i++)
-		if (set_has(job, &slot->header, i) && set_wants(job, &slot->header, i) &&
-		    !slot->acked[i])
+	for (; job->membership.elastic && slot->safe.n < job->n_nodes; slot->safe.n++)
+		if (set_has(job, &slot->header, slot->safe.n) &&
+		    set_wants(job, &slot->header, slot->safe.n) && !slot->acked[slot->safe.n])
 			return false;
 	return true;
 }
@@ -219,12 +223,13 @@ static bool slot_ack(struct slot *slot, uint32_t node)
 		slot->n_acked++;
 		quorum_count(slot);
 	}
-	if (!slot->safe && set_wants(slot->job, &slot->header, node) && is_safe(slot))
+	if (!slot->safe.is && set_wants(slot->job, &slot->header, node) && is_safe(slot))
 		answer_safe(slot);
 	if (slot->n_acked < slot->n_expected)
 		return false;
 	FAILPOINT("server-result-released");
 	answer_offers(slot);
+	keep_fail(slot, -EALREADY, "all nodes have the result");
 	slot_free(slot);
 	return true;
 }
@@ -258,7 +263,7 @@ static bool answer_kept(struct slot *slot, struct delivery *delivery)
 	int r;
 
 	if (calls && !offered_is_complete(job)) {
-		list_push_back(&slot->again, &delivery->link);
+		slot_put_call(&slot->again, delivery);
 		return true;
 	}
 	r = calls ? quorum_catch(slot, delivery) : 0;
@@ -270,25 +275,43 @@ static bool answer_kept(struct slot *slot, struct delivery *delivery)
 	return true;
 }
 
-/* Answers who has come. Returns false when that has ended the job. */
-static bool answer_all(struct slot *slot)
+/*
+ * What has come again, once all nodes' offers are there; of many, the rest by a sweep. Returns false when that has ended the
+ * job.
+ */
+static bool go_on(struct slot *slot)
 {
 	struct job *job = slot->job;
 	struct delivery *delivery;
 
-	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (slot->from[i] && (slot->safe || set_wants(job, &slot->header, i)) &&
-		    !answer_kept(slot, TAKE_PTR(slot->from[i])))
-			return false;
-	if (offered_has_contributors(job, &slot->header) && !offered_is_complete(job))
-		return true;
-	while ((delivery = list_first(&slot->again, struct delivery, link))) {
+	for (unsigned n = 0; offered_is_complete(job); n += 1 + job->n_nodes / ACK_NODES) {
+		delivery = list_first(&slot->again, struct delivery, link);
+		if (!delivery)
+			break;
+		if (n >= ACK_STEP) {
+			sweep_later(job, SWEEP_NEWS);
+			break;
+		}
 		list_remove(&delivery->link);
 		keep_again(slot, delivery);
 		if (job->state != JOB_RUNNING)
 			return false;
 	}
 	return true;
+}
+
+/* Answers who has come. Returns false when that has ended the job. */
+static bool answer_all(struct slot *slot)
+{
+	struct job *job = slot->job;
+
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (slot->from[i] && (slot->safe.is || set_wants(job, &slot->header, i)) &&
+		    !answer_kept(slot, TAKE_PTR(slot->from[i])))
+			return false;
+	if (offered_has_contributors(job, &slot->header) && !offered_is_complete(job))
+		return true;
+	return go_on(slot);
 }
 
 void keep_finish(struct slot *slot)
@@ -298,7 +321,7 @@ void keep_finish(struct slot *slot)
 	bool goes_on;
 
 	slot_keep(slot);
-	slot->safe |= !slot->result;
+	slot->safe.is |= !slot->result;
 	if (quorum_applies(slot))
 		FAILPOINT("server-quorum-closed");
 	job_hold(job);
@@ -347,12 +370,12 @@ void keep_again(struct slot *slot, struct delivery *delivery)
 	uint32_t node = delivery->header.node;
 	uint64_t len = delivery->payload_block ? delivery->header.len : 0, old;
 
-	if (slot->kept && (slot->safe || set_wants(job, &slot->header, node))) {
+	if (slot->kept && (slot->safe.is || set_wants(job, &slot->header, node))) {
 		(void)answer_kept(slot, delivery);
 	} else if (slot->kept) {
 		replace(slot, delivery);
 	} else if (slot->summing) {
-		list_push_back(&slot->again, &delivery->link);
+		slot_put_call(&slot->again, delivery);
 	} else {
 		old = slot->from[node]->payload_block ? slot->from[node]->header.len : 0;
 		if (len > old && quota_charge(job->memory.quota, len - old)) {
@@ -459,12 +482,13 @@ int keep_ack(struct job *job, uint32_t number, uint32_t acked)
 	return 0;
 }
 
-/* For the nodes from `first` up to `end`. */
+/* For the nodes from `first` up to `end`. A slot may end with that, and all nodes' numbers for it. */
 static void round_past(struct round *round, uint32_t first, uint32_t end)
 {
 	struct slot *slot, *tmp;
+	size_t weight = end - first + round->tensor->job->n_nodes / ACK_NODES;
 
-	if (round->n_slots * (end - first) > STORE_MANY) {
+	if (round->n_slots * weight > STORE_MANY) {
 		sweep_later(round->tensor->job, SWEEP_NEWS);
 		return;
 	}
@@ -513,7 +537,7 @@ static void keep_forgotten(struct job *job, uint64_t key)
 	struct round *round, *next;
 
 	/* Of several nodes that say so the first is enough: another may have been lost before it could. */
-	if (!tensor || tensor->past[0] == DATA_ROUND_NEVER)
+	if (!tensor || tensor->past[0] == DATA_ROUND_NEVER || !forget_is_possible(job))
 		return;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		tensor->past[i] = DATA_ROUND_NEVER;
@@ -556,21 +580,6 @@ void keep_attached(struct job *job, uint32_t number)
 	}
 	(void)held_free(sent->slots);
 	*sent = (struct sent){ 0 };
-}
-
-/* What has waited for all nodes' offers. Returns false when that has ended the job. */
-static bool go_on(struct slot *slot)
-{
-	struct delivery *delivery;
-
-	while (offered_is_complete(slot->job) &&
-	       (delivery = list_first(&slot->again, struct delivery, link))) {
-		list_remove(&delivery->link);
-		keep_again(slot, delivery);
-		if (slot->job->state != JOB_RUNNING)
-			return false;
-	}
-	return true;
 }
 
 void keep_visit(struct job *job, struct list *link, uint64_t now_ns)
@@ -769,7 +778,10 @@ static void offer(struct job *job, struct delivery *delivery)
 		return;
 	}
 	if (slot && slot->summing) {
-		list_push_back(&slot->offers, &delivery->link);
+		if (slot->acked[node])
+			slot_put_call(&slot->offers, delivery);
+		else
+			list_push_back(&slot->offers, &delivery->link);
 		if (!slot->kept && !slot->acked[node]) {
 			slot->acked[node] = true;
 			slot->n_acked++;
@@ -790,7 +802,7 @@ static void offer(struct job *job, struct delivery *delivery)
 	}
 	slot->acked[node] = true;
 	slot->n_acked++;
-	slot->safe = is_safe(slot);
+	slot->safe.is = is_safe(slot);
 	slot->n_gone = h->n_gone_then;
 	list_push_back(&slot->offers, &delivery->link);
 	keep_finish(slot);

@@ -613,7 +613,7 @@ bool rows_again(struct tensor *tensor, struct delivery *delivery, const struct d
 	else if (slot->held)
 		answer_held(slot, delivery);
 	else if (slot->summing)
-		list_push_back(&slot->again, &delivery->link);
+		slot_put_call(&slot->again, delivery);
 	else
 		wait_again(slot, delivery);
 	return true;

@@ -62,6 +62,16 @@ int __wrap_strcmp(const char *a, const char *b)
 	return __real_strcmp(a, b);
 }
 
+/* Whether a node is one that wants it. */
+static unsigned n_wants;
+bool __real_set_wants(const struct job *job, const struct data_header *header, uint32_t node);
+bool __wrap_set_wants(const struct job *job, const struct data_header *header, uint32_t node);
+bool __wrap_set_wants(const struct job *job, const struct data_header *header, uint32_t node)
+{
+	n_wants++;
+	return __real_set_wants(job, header, node);
+}
+
 /* -- Nodes of an elastic job ---------------------------------------------------------------------------------------- */
 
 /* Its nodes have a rank each: end 1 speaks for the last, end 0 for the others. */
@@ -95,6 +105,44 @@ static void say_gone(struct far *far, const struct layout *layout, unsigned end,
 	for (uint32_t i = 0; i < n_gone; i++)
 		moves[FAR_SERVERS + i] = DATA_MOVES_LOST;
 	far->ops->notice(far, end, &h, moves);
+}
+
+static void keeps(struct far *far, const struct layout *layout, uint32_t node)
+{
+	struct data_header h = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_HAVE,
+		.job = layout->job,
+		.key = 1,
+		.round = 1,
+		.is_all = 1,
+		.epoch = far_epoch(layout),
+		.node = node,
+	};
+
+	far->ops->notice(far, node == layout->n_nodes - 1, &h, NULL);
+}
+
+/* A result is safe once all nodes keep it: none is looked at twice. */
+TEST(nodes_that_keep_a_result_are_looked_at_once)
+{
+	FAR = far_new(NULL);
+	struct layout layout = attached(far, FAR_RANKS);
+	float data[16] = { 7 };
+	struct data_header h = far_push(&layout, 1, 1, 0);
+	struct asked *offered;
+
+	h.op = DATA_OFFER;
+	h.epoch = far_epoch(&layout);
+	h.len = h.part_len = h.total = sizeof(data);
+	offered = far_call(far, 0, &h, data);
+	far_expect_waiting(far, offered);
+	n_wants = 0;
+	for (uint32_t i = 1; i < FAR_RANKS; i++)
+		keeps(far, &layout, i);
+	far_expect(far, offered, 0, NULL);
+	ASSERT_INT(n_wants, <, 8 * FAR_RANKS);
 }
 
 /* Who has left is counted: with each node that leaves all nodes are looked at, and not one rank. */

@@ -240,6 +240,25 @@ TEST(a_fresh_home_waits_for_what_all_nodes_know)
 	ASSERT_EQ(far_tensor(far, &layout, "gone", DTYPE_FLOAT32, 5, NULL), 10);
 }
 
+TEST(much_that_waits_at_a_fresh_home_goes_on_in_pieces_and_in_order)
+{
+	FAR = far_new(NULL);
+	struct layout layout = fresh(far);
+	struct asked *first = forget(far, &layout, 0, 5, 3), *last = NULL, *behind;
+
+	for (unsigned i = 0; i < MANY; i++)
+		last = forget(far, &layout, 0, 6 + i, 3);
+	for (uint32_t node = 0; node < 2; node++)
+		notice(far, &layout, DATA_NAMED, node, 5 + MANY);
+	ASSERT_TRUE(first->done && !last->done);
+	behind = forget(far, &layout, 0, 5, 3);
+	ASSERT_TRUE(!behind->done);
+	far_wait_all(far);
+	far_expect(far, first, 0, NULL);
+	far_expect(far, last, 0, NULL);
+	far_expect(far, behind, 0, NULL);
+}
+
 TEST(what_waits_at_a_fresh_home_ends_with_the_job)
 {
 	FAR = far_new(NULL);

@@ -94,3 +94,78 @@ TEST(a_round_that_waits_for_what_is_kept_says_so)
 		far_expect(far, asked[i], -ETIMEDOUT,
 			   "round 1: rank 1 has not offered what they keep within 0.2 s");
 }
+
+/* A job of which this server knows nothing, before its nodes have offered what they keep. */
+static struct layout fresh_layout(struct far *far)
+{
+	struct layout layout = quorum_layout(2);
+
+	layout.resume = layout.elsewhere = true;
+	layout.job = 77;
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, far_attach(far, i, &layout, i, FAR_INSTANCE + i), 0, NULL);
+	return layout;
+}
+
+static struct asked *offer(struct far *far, const struct layout *layout, uint64_t round,
+			   uint32_t node)
+{
+	struct {
+		float data[FLOATS];
+		uint64_t n, round, nodes[2];
+	} sum = { .data = { 7 }, .n = htole64(1), .round = htole64(round) };
+	struct data_header h = far_push(layout, 1, round, node);
+
+	sum.nodes[0] = htole64(round);
+	h.op = DATA_OFFER;
+	h.epoch = far_epoch(layout);
+	h.len = sizeof(sum);
+	h.part_len = h.total = LEN;
+	return far_call(far, node, &h, &sum);
+}
+
+static struct asked *push_again(struct far *far, const struct layout *layout, uint64_t round,
+				uint32_t node)
+{
+	static const float data[FLOATS];
+	struct data_header h = far_push(layout, 1, round, node);
+
+	h.flags = DATA_FLAG_AGAIN;
+	h.epoch = far_epoch(layout);
+	h.len = h.part_len = h.total = LEN;
+	return far_call(far, node, &h, data);
+}
+
+/* One of a node waits at a time, and none longer than the result is kept. */
+TEST(what_comes_again_and_again_is_answered)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = fresh_layout(far);
+	struct asked *offered = offer(far, &layout, 1, 0), *asked = NULL, *before;
+
+	far_expect_waiting(far, offered);
+	for (unsigned i = 0; i < 100; i++) {
+		before = asked;
+		asked = push_again(far, &layout, 1, 1);
+		far_expect_waiting(far, asked);
+		if (before)
+			far_expect(far, before, -ENETRESET, "it has come again");
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		struct data_header h = {
+			.magic = DATA_MAGIC,
+			.version = DATA_VERSION,
+			.op = DATA_HAVE,
+			.job = layout.job,
+			.key = 1,
+			.round = 1,
+			.is_all = 1,
+			.epoch = far_epoch(&layout),
+			.node = i,
+		};
+
+		far->ops->notice(far, i, &h, NULL);
+	}
+	far_expect(far, offered, 0, NULL);
+	far_expect(far, asked, -EALREADY, "all nodes have the result");
+}
