@@ -4,9 +4,10 @@
  * it can neither be left nor be done again from the start. See bps-recovery(7), RESTART.
  *
  * One memfd per job that can be resumed, made by the daemon, sealed (SHRINK | GROW | SEAL), sparse. Its descriptor goes
- * to every rank beside Joined and comes back beside Resume; trainers keep it and never map it. One daemon process at a
- * time writes it, and only the next one reads it, which treats it as hostile: trainers could write it. A daemon trusts
- * its own copy of everything but the scratch bytes, which are data as good as the inputs.
+ * to every rank beside Joined and comes back beside Resume; trainers keep it and never map it. They can read it: to write it,
+ * or to punch holes into it, which would keep a thread of the daemon that writes there, one has to be the daemon's user. One
+ * daemon process at a time writes it, and only the next one reads it, which treats it as hostile all the same: a trainer may
+ * be of that user. A daemon trusts its own copy of everything but the scratch bytes, which are data as good as the inputs.
  *
  *	0				struct ledger_header
  *	LEDGER_PROCESS_OFFSET		struct ledger_process[JOB_RANKS_MAX]	by rank

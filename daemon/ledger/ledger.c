@@ -7,6 +7,7 @@
 #include "ledger/internal.h"
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -96,6 +97,28 @@ int ledger_charge_to(struct ledger *ledger, struct quota *quota)
 	return error_trace(ledger_results_charge(ledger));
 }
 
+#define LEDGER_NAME "bps-ledger"
+
+int ledger_open_again(int fd, int flags)
+{
+	char path[32];
+
+	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, flags | O_CLOEXEC);
+}
+
+/* Whether ledger_new() made it: a memfd has its name for good. */
+static bool is_named(int fd)
+{
+	char path[32], name[sizeof("/memfd:" LEDGER_NAME " (deleted)")];
+	ssize_t n;
+
+	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	n = readlink(path, name, sizeof(name));
+	return n == sizeof(name) - 1 &&
+	       !memcmp(name, "/memfd:" LEDGER_NAME " (deleted)", sizeof(name) - 1);
+}
+
 static int ledger_map(int fd, uint64_t len, unsigned n_threads, struct ledger **ret_ledger,
 		      struct failure *failure)
 {
@@ -123,7 +146,8 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	       const struct ledger_far *far, struct ledger **ret_ledger, int *ret_fd)
 {
 	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
-	_cleanup_(fd_closep) int fd = memfd_create("bps-ledger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	_cleanup_(fd_closep) int fd = memfd_create(LEDGER_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	_cleanup_(fd_closep) int read_only = -1;
 	uint32_t n_journals = journals_for(n_threads),
 		 n_results = far ? results_for(far->result_bytes) : 0;
 	uint64_t len =
@@ -137,8 +161,11 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 		return error_origin(-ENOMEM);
 	if (far && (far->record_len > LEDGER_JOB_MAX || far->n_tensors > LEDGER_TENSORS_MAX))
 		return error_origin(-EOVERFLOW);
-	if (fd < 0 || ftruncate(fd, (off_t)len) ||
+	if (fd < 0 || fchmod(fd, S_IRUSR | S_IWUSR) || ftruncate(fd, (off_t)len) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+		return error_origin(-errno);
+	read_only = ledger_open_again(fd, O_RDONLY);
+	if (read_only < 0)
 		return error_origin(-errno);
 	r = ledger_map(fd, len, n_threads, &ledger, &failure);
 	if (r)
@@ -176,7 +203,7 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 		       far->record_len);
 	}
 	*ret_ledger = TAKE_PTR(ledger);
-	*ret_fd = TAKE_FD(fd);
+	*ret_fd = TAKE_FD(read_only);
 	return 0;
 }
 
@@ -341,21 +368,30 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, uint32_
 		struct ledger **ret_ledger, struct failure *failure)
 {
 	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
+	_cleanup_(fd_closep) int writable = -1;
 	struct ledger_header header;
 	struct stat st;
 	int r;
 
 	/* First: files of all kinds answer this at once. */
-	if (fcntl(fd, F_GET_SEALS) < 0)
+	if (fcntl(fd, F_GET_SEALS) < 0 || !is_named(fd))
 		return failure_set(failure, -EPROTO, "what came beside Resume is no ledger");
 	if (fstat(fd, &st))
 		return failure_set(failure, -errno, "cannot look at the ledger: %s",
 				   strerror(errno));
+	if (st.st_uid != geteuid())
+		return failure_set(failure, -EPROTO,
+				   "the ledger that came beside Resume is of user %u, and this "
+				   "daemon of user %u",
+				   st.st_uid, geteuid());
 	if ((uint64_t)st.st_size < LEDGER_RECORD_OFFSET ||
 	    (uint64_t)st.st_size > ledger_far_len(LEDGER_JOURNALS_MAX, LEDGER_TENSORS_MAX,
 						  LEDGER_RESULTS_MAX, LEDGER_RESULT_MAX))
 		return failure_set(failure, -EPROTO, "what came beside Resume is no ledger");
-	r = ledger_map(fd, (uint64_t)st.st_size, n_threads, &ledger, failure);
+	writable = ledger_open_again(fd, O_RDWR);
+	if (writable < 0)
+		return failure_set(failure, -errno, "cannot open the ledger: %s", strerror(errno));
+	r = ledger_map(writable, (uint64_t)st.st_size, n_threads, &ledger, failure);
 	if (r)
 		return r;
 	ledger->window.fd = fd;

@@ -23,14 +23,15 @@ struct ledger_far {
 
 /*
  * Makes the ledger of a new run of a job. n_threads: that sum at the same time, numbered from 0. far: NULL when all its
- * ranks are on this node. *ret_fd is the caller's, who hands it to the ranks. Returns 0, -ENOMEM, -EMFILE and other -errno of memfd_create(2) and mmap(2).
+ * ranks are on this node. *ret_fd is the caller's, who hands it to the ranks; by it the ledger can
+ * be read, and only this user can open it otherwise. Returns 0, -ENOMEM, -EMFILE and other -errno of memfd_create(2) and mmap(2).
  */
 int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_threads,
 	       const struct ledger_far *far, struct ledger **ret_ledger, int *ret_fd);
 /*
- * Takes over what fd, from outside, is said to be: the ledger of this run of a job of so many ranks. The descriptor stays
- * the caller's. Each tensor takes time and memory: a ledger of more than max_tensors is refused. Returns 0; -ESTALE (of
- * another version), -EPROTO (no ledger, of another job, or damaged), -ECONNRESET (too few journals are left for these
+ * Takes over what fd, from outside, is said to be: the ledger of this run of a job of so many ranks, made by a daemon of this
+ * user. The descriptor stays the caller's. Each tensor takes time and memory: a ledger of more than max_tensors is refused. Returns 0; -ESTALE (of
+ * another version), -EPROTO (no ledger, another user's, of another job, or damaged), -ECONNRESET (too few journals are left for these
  * threads), -ENOMEM, each with words.
  */
 int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, uint32_t max_tensors,
@@ -51,6 +52,8 @@ uint64_t ledger_far_bytes(unsigned n_threads, uint32_t n_tensors);
 uint32_t ledger_part_bytes(const struct ledger *ledger);
 /* Bytes of memory for a result, of a job that goes through servers. */
 uint32_t ledger_result_bytes(const struct ledger *ledger);
+/* Its memory by another descriptor, O_RDONLY or O_RDWR: that one only for its own user. Returns it, or -1 with errno. */
+int ledger_open_again(int fd, int flags);
 /* Whether a descriptor is of the same memory. */
 bool ledger_is(const struct ledger *ledger, int fd);
 

@@ -66,9 +66,15 @@ def joined(daemon, size=2, name='resumed'):
         assert status == 0, text
         number = unpack(fields[5])[1]
     assert len(fds) == size, 'not every rank was given the ledger'
-    for fd in fds[1:]:
+    ledger = os.open(f'/proc/self/fd/{fds[0]}', os.O_RDWR)  # as the daemon's user may
+    for fd in fds:
+        try:
+            os.pwrite(fd, b'x', 0)
+            raise AssertionError('a trainer can write the ledger')
+        except OSError as error:
+            assert error.errno == errno.EBADF, error
         os.close(fd)
-    return ranks, number, fds[0]
+    return ranks, number, ledger
 
 
 def come_back(daemon, ranks, number, ledger, sizes=None):

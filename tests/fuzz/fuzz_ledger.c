@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "fuzz.h"
 #include "ledger/ledger.h"
+#include <fcntl.h>
 #include <sys/mman.h>
 
 #define JOB	   7u
@@ -124,14 +125,16 @@ static void use(struct ledger *ledger)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	_cleanup_(ledger_freep) struct ledger *made = NULL, *ledger = NULL;
-	_cleanup_(fd_closep) int fd = -1;
+	_cleanup_(fd_closep) int fd = -1, writable = -1;
 	struct failure failure = { 0 };
 	char *memory;
 	int r;
 
 	log_init(LOG_LEVEL_ERROR);
 	FUZZ_CHECK(!ledger_new(JOB, SIZE, PART_BYTES, N_THREADS, NULL, &made, &fd));
-	memory = mmap(NULL, ledger_len(N_JOURNALS), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	writable = ledger_open_again(fd, O_RDWR);
+	memory =
+		mmap(NULL, ledger_len(N_JOURNALS), PROT_READ | PROT_WRITE, MAP_SHARED, writable, 0);
 	FUZZ_CHECK(memory != MAP_FAILED);
 	lay_over(memory, data, size);
 	r = ledger_open(fd, JOB, SIZE, N_THREADS, LEDGER_TENSORS_MAX, &ledger, &failure);

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "fuzz.h"
 #include "ledger/ledger.h"
+#include <fcntl.h>
 #include <sys/mman.h>
 
 #define JOB	   7u
@@ -95,7 +96,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	const struct ledger_far far = { "record", 6, N_TENSORS, PART_BYTES };
 	_cleanup_(ledger_freep) struct ledger *made = NULL, *ledger = NULL;
 	_cleanup_(freep) void *record = NULL;
-	_cleanup_(fd_closep) int fd = -1;
+	_cleanup_(fd_closep) int fd = -1, writable = -1;
 	struct ledger_header header;
 	struct failure failure = { 0 };
 	size_t len;
@@ -105,7 +106,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	log_init(LOG_LEVEL_ERROR);
 	FUZZ_CHECK(!ledger_new(JOB, SIZE, PART_BYTES, 1, &far, &made, &fd));
 	FUZZ_CHECK(pread(fd, &header, sizeof(header), 0) == sizeof(header));
-	memory = mmap(NULL, header.len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	writable = ledger_open_again(fd, O_RDWR);
+	memory = mmap(NULL, header.len, PROT_READ | PROT_WRITE, MAP_SHARED, writable, 0);
 	FUZZ_CHECK(memory != MAP_FAILED);
 	lay_over(memory, data, size);
 	r = ledger_open(fd, JOB, SIZE, 1, LEDGER_TENSORS_MAX, &ledger, &failure);

@@ -4,7 +4,10 @@
  */
 #include "ledger/internal.h"
 #include "test.h"
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define JOB	   42u
 #define SIZE	   2u
@@ -159,6 +162,35 @@ TEST(a_hand_beyond_its_part_is_damage)
 	begin(ledger, &round);
 	ASSERT_EQ(ledger_part_find(&round, 0, 4604, &part), -EPROTO);
 	ledger_free(ledger);
+}
+
+static void expect_not_ours(int fd, const char *words)
+{
+	struct ledger *ledger = NULL;
+	struct failure failure = { 0 };
+
+	ASSERT_EQ(ledger_open(fd, JOB, SIZE, 1, LEDGER_TENSORS_MAX, &ledger, &failure), -EPROTO);
+	ASSERT_CONTAINS(failure.text, words);
+}
+
+TEST(trainers_read_it_and_make_none)
+{
+	_cleanup_(fd_closep) int fd = -1, other = memfd_create("bps-session", MFD_ALLOW_SEALING);
+	struct stat st;
+
+	ledger_free(make(1, &fd));
+	ASSERT_TRUE(write(fd, "x", 1) < 0 && errno == EBADF);
+	ASSERT_TRUE(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) < 0 &&
+		    errno == EBADF);
+	ASSERT_TRUE(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED);
+	ASSERT_OK(fstat(fd, &st));
+	ASSERT_EQ(st.st_mode & 0777, 0600);
+	ASSERT_OK(ftruncate(other, st.st_size));
+	expect_not_ours(other, "is no ledger");
+	if (geteuid())
+		return;
+	ASSERT_OK(fchown(fd, 12345, (gid_t)-1));
+	expect_not_ours(fd, "is of user 12345, and this daemon of user 0");
 }
 
 static void expect_damaged(int fd, const char *words)
