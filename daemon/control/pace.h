@@ -4,7 +4,7 @@
  * packet under way each time; so turns alone do not leave that job its share. Therefore, while other jobs have rounds, users
  * who ask for more than one part in PACE_OWN_PARTS of the thread, and than the burst that the start of a job needs, share one
  * part in PACE_PARTS of it. Their packets stay in their sockets until that part is paid for, and go on one session at a time.
- * Nothing is refused, and entries are taken as before.
+ * Nothing is refused, and entries are taken as before, but for one that needs a packet which waits.
  *
  * A connection and a hang-up cost as much as a packet, and count as one. What a user who is behind has connected is a session,
  * whose Hello waits as other packets do. Whose the next connection is cannot be seen before it is accepted: so after one of a

@@ -14,6 +14,15 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 
+/* Ring entries taken of one session; then that of another job has its turn. */
+#define RING_BATCH 16
+/* and so many until the clock is looked at, */
+#define CLOCK_EACH 4
+/* So long in all, until others that the loop serves have theirs. */
+#define RING_TURN_NS (250 * NSEC_PER_USEC)
+/* Packets taken of one session; then another has its turn. */
+#define PACKET_BATCH 16
+
 static struct shm_header *header_of(const struct session *session)
 {
 	return session->ring.shm;
@@ -129,22 +138,42 @@ static struct buffer *find_buffer(const struct session *session, uint32_t number
 	return entry ? container_of(entry, struct buffer, entry) : NULL;
 }
 
+/* Whether its packets wait for the pace of its user. */
+static bool is_held(struct session *session, uint64_t now_ns)
+{
+	if (list_linked(&session->turn.paced))
+		return true;
+	if (!pace_holds(session->turn.pace, now_ns) ||
+	    pace_wait(session->turn.pace, &session->turn.paced))
+		return false;
+	session_watch_socket(session);
+	return true;
+}
+
+/* The entry that was taken last waits, and comes once more. */
+static bool is_put_off(const struct session *session)
+{
+	return session->ring.stalled || session->ring.held || session->ring.yields;
+}
+
 /*
  * The packet that explains a number was sent before the entry that uses it, but the socket may be read later than the
- * ring. Packets are taken one by one: those after it may be about this very entry.
+ * ring. Packets are taken one by one: those after it may be about this very entry. They keep to the turn and to the pace of the
+ * user as others do.
  */
 static bool await_packet(struct session *session)
 {
+	uint64_t now_ns = clock_now_ns();
+
+	session->ring.yields = now_ns >= session->turn.until_ns;
+	session->ring.held = !session->ring.yields && is_held(session, now_ns);
+	if (is_put_off(session))
+		return false;
 	if (session->deferred.request)
 		session_take_deferred(session);
-	if (!session_receive_one(session)) {
-		session->ring.stalled = session->porter.taken;
-		return false;
-	}
-	if (++session->ring.n_awaited <= AWAIT_MAX)
+	if (session_receive_one(session))
 		return true;
-	/* It sends while we read: others would never have their turn. */
-	session_fail(session, "posted entries that %u packets do not explain", AWAIT_MAX);
+	session->ring.stalled = session->porter.taken;
 	return false;
 }
 
@@ -356,7 +385,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	tensor = await_tensor(session, entry->tensor);
 	if (session->state != SESSION_OPEN)
 		return;
-	if (session->ring.stalled) {
+	if (is_put_off(session)) {
 		session->ring.head--;
 		return;
 	}
@@ -429,7 +458,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 		complete(session, entry->slot, entry->ticket, 0, &nothing, &failure);
 		return;
 	}
-	if (session->ring.stalled) {
+	if (is_put_off(session)) {
 		release(request);
 		session->ring.head--;
 		return;
@@ -531,16 +560,19 @@ static size_t drain(struct session *session, size_t n)
 	size_t i;
 
 	session->ring.draining = true;
-	session->ring.n_awaited = 0;
-	for (i = 0; i < n && !session->ring.stalled; i++) {
+	session->ring.yields = session->ring.held = false;
+	for (i = 0; i < n && !is_put_off(session); i++) {
 		if (session->deferred.request && session->state == SESSION_OPEN &&
 		    session->ring.head >= session->deferred.until)
 			session_take_deferred(session);
 		if (session->state != SESSION_OPEN || !next_entry(session, &entry))
 			break;
 		submit(session, &entry);
-		if (session->ring.stalled)
+		if (is_put_off(session))
 			break;
+		/* One that begins a round may have much to tell others. */
+		session->ring.yields = i % CLOCK_EACH == CLOCK_EACH - 1 &&
+				       clock_now_ns() >= session->turn.until_ns;
 	}
 	session->ring.draining = false;
 	return i;
@@ -591,7 +623,7 @@ void ring_work(struct session *session, unsigned work)
 
 	session->turn.work |= work;
 	/* A stalled one has its turn after ring_resume(). */
-	if (session->turn.rung || session->ring.stalled)
+	if (session->turn.rung || (session->ring.stalled && !(work & SESSION_END)))
 		return;
 	item.sequence = control->n_rung++;
 	session->turn.flow = flow_of(session);
@@ -630,19 +662,7 @@ static void on_pace(struct loop_timer *timer)
 		return;
 	session = container_of(next, struct session, turn.paced);
 	session_watch_socket(session);
-	ring_work(session, SESSION_PACKETS);
-}
-
-/* Whether its packets wait for the pace of its user. */
-static bool is_held(struct session *session, uint64_t now_ns)
-{
-	if (list_linked(&session->turn.paced))
-		return true;
-	if (!pace_holds(session->turn.pace, now_ns) ||
-	    pace_wait(session->turn.pace, &session->turn.paced))
-		return false;
-	session_watch_socket(session);
-	return true;
+	ring_work(session, SESSION_PACKETS | (session->ring.held ? SESSION_ENTRIES : 0u));
 }
 
 /* What is left is heard of again: the socket is watched as long as there is something, or the session is held. */
@@ -697,11 +717,11 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 		 !look(control, session));
 	if (session->ring.head != head)
 		pace_jobs_note(&control->pace_jobs, flow, now_ns);
-	if (session->ring.stalled)
+	if (session->ring.stalled || session->ring.held)
 		list_remove(&session->ring.awake);
-	if (session->ring.stalled || session->state != SESSION_OPEN)
+	if (session->ring.stalled || session->ring.held || session->state != SESSION_OPEN)
 		return now_ns;
-	if (n == RING_BATCH) {
+	if (n == RING_BATCH || session->ring.yields) {
 		ring_work(session, SESSION_ENTRIES);
 	} else if (control->params.spin_ns || loop_lingers(control->params.loop)) {
 		if (!list_linked(&session->ring.awake))
@@ -715,6 +735,11 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 /* Packets first: they say what entries mean. */
 static uint64_t take_turn(struct session *session, uint64_t now_ns, uint64_t until_ns)
 {
+	session->turn.until_ns = until_ns;
+	if (session->turn.work & SESSION_END) {
+		session_end(session);
+		return clock_now_ns();
+	}
 	if (session->turn.work & SESSION_PACKETS)
 		take_packets(session, now_ns, until_ns);
 	return session->turn.work & SESSION_ENTRIES ? take_entries(session, until_ns)

@@ -20,7 +20,10 @@
 /* A trainer that was killed hangs up a moment before it is dead; so long we wait to say which of the two it was. */
 #define DEATH_WAIT_NS (50 * NSEC_PER_MSEC)
 
-#define HOLES_BATCH 256
+/* Each is looked for among all buffers. */
+#define HOLES_BATCH 16
+/* Buffers that a closed session gives up in one go. */
+#define CLOSE_STEP 64
 
 struct packet {
 	struct list link;
@@ -179,8 +182,8 @@ static void send_queued(struct session *session)
 static bool is_over(const struct session *session)
 {
 	return session->state == SESSION_CLOSED && !session->n_pending &&
-	       !session->memory.n_releasing && !session->porter.take.note &&
-	       !session->porter.end.note;
+	       !session->memory.closing && !session->memory.n_releasing &&
+	       !session->porter.take.note && !session->porter.end.note;
 }
 
 static void on_reap(struct mail *mail)
@@ -306,14 +309,28 @@ void session_fetch(struct session *session, enum porter_want want, Bps__Control_
 		session_watch_socket(session);
 }
 
+void session_end(struct session *session)
+{
+	uint64_t began_ns = clock_now_ns();
+
+	session_close(session, session->how);
+	session_charge_pace(session, began_ns);
+}
+
+/* When it has its turn: many may end at once, and each may have much. */
+static void end_soon(struct session *session, const char *how)
+{
+	session->how = how;
+	ring_work(session, SESSION_END);
+}
+
 static void on_process(struct loop_source *source, uint32_t events)
 {
 	struct session *session = container_of(source, struct session, process);
-	uint64_t began_ns = clock_now_ns();
 
 	(void)events;
-	session_close(session, "died");
-	session_charge_pace(session, began_ns);
+	loop_remove(&session->process);
+	end_soon(session, "died");
 }
 
 static void on_timer(struct loop_timer *timer)
@@ -323,7 +340,7 @@ static void on_timer(struct loop_timer *timer)
 	if (session->state == SESSION_GREETING)
 		session_fail(session, "did not say Hello in time");
 	else
-		session_close(session, "closed its connection");
+		end_soon(session, "closed its connection");
 }
 
 /* -- Lifetime ----------------------------------------------------------------------------------------------------- */
@@ -456,10 +473,31 @@ void session_freeze(struct session *session)
 	ring_freeze(session);
 }
 
+/* What is in flight holds its own. Returns whether there are more. To find the first that is left would take as long as there are gone. */
+static bool close_some(struct session *session)
+{
+	struct session_memory *memory = &session->memory;
+
+	for (unsigned i = 0; memory->closing && i < CLOSE_STEP; i++) {
+		struct map_entry *entry = memory->closing;
+
+		memory->closing = map_next(&memory->buffers, entry);
+		session_drop_buffer(session, container_of(entry, struct buffer, entry), 0);
+	}
+	if (memory->closing)
+		return true;
+	map_done(&memory->buffers);
+	reap_if_over(session);
+	return false;
+}
+
+static bool on_close(struct chore *chore)
+{
+	return close_some(container_of(chore, struct session, memory.close));
+}
+
 void session_close(struct session *session, const char *how)
 {
-	struct map_entry *entry, *next;
-
 	if (session->state == SESSION_CLOSED)
 		return;
 	session->state = SESSION_CLOSED;
@@ -468,13 +506,10 @@ void session_close(struct session *session, const char *how)
 	session->job.is_in = false;
 	session_release_ledger(session);
 	session_drop_tensors(session, NULL);
-	/* What is in flight holds its own. All go at once: to find the first that is left takes as long as there are gone. */
-	for (entry = map_first(&session->memory.buffers); entry; entry = next) {
-		next = map_next(&session->memory.buffers, entry);
-		session_drop_buffer(session, container_of(entry, struct buffer, entry), 0);
-	}
-	map_done(&session->memory.buffers);
-	reap_if_over(session);
+	session->memory.closing = map_first(&session->memory.buffers);
+	session->memory.close.step = on_close;
+	if (close_some(session))
+		loop_begin(session->control->params.loop, &session->memory.close);
 }
 
 void session_fail(struct session *session, const char *format, ...)
@@ -620,6 +655,9 @@ struct session *session_free(struct session *session)
 	uint64_t began_ns = clock_now_ns();
 
 	session_close(session, "was closed");
+	loop_abort(&session->memory.close);
+	while (session->memory.closing)
+		(void)close_some(session);
 	list_remove(&session->link);
 	control->n_sessions--;
 	porter_forget(&session->porter.take);

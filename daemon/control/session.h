@@ -21,14 +21,6 @@
 #include "proto/shm.h"
 #include <sys/socket.h>
 
-/* Ring entries taken of one session; then that of another job has its turn. */
-#define RING_BATCH 16
-/* So long in all, until others that the loop serves have theirs. */
-#define RING_TURN_NS (250 * NSEC_PER_USEC)
-/* Packets taken of one session; then another has its turn. */
-#define PACKET_BATCH 16
-/* Packets that entries of one turn wait for: more than a ring's entries need, and a socket holds beside. */
-#define AWAIT_MAX 8192
 /* Packets that a trainer may leave unread: more than it can have unanswered requests for at once in good faith. */
 #define OUTBOX_MAX 8192
 /* What a session takes before it asks for anything: its shared memory, places for requests, and what its socket may hold. */
@@ -86,7 +78,7 @@ struct session_tensor {
 };
 
 /* What the control thread has to take of a session. */
-enum { SESSION_PACKETS = 1 << 0, SESSION_ENTRIES = 1 << 1 };
+enum { SESSION_PACKETS = 1 << 0, SESSION_ENTRIES = 1 << 1, SESSION_END = 1 << 2 };
 
 /* Packets that did not fit into the socket. */
 struct session_outbox {
@@ -115,9 +107,10 @@ struct session_ring {
 	struct mail wake;     /* the trainer hears of what was completed */
 	bool wake_posted;
 	bool draining;
-	bool stalled;	   /* an entry waits for what comes behind it */
-	size_t n_awaited;  /* packets read in the middle of draining, in this turn */
-	struct list awake; /* in control->awake: not armed */
+	bool stalled;			   /* an entry waits for what comes behind it */
+	bool held;			   /* or for a packet that waits for the pace of its user */
+	bool yields;			   /* the turn is over */
+	struct list awake;		   /* in control->awake: not armed */
 	struct session_request **requests; /* SHM_SLOTS entries, made as used, in bulk */
 	struct bulk bulk;
 };
@@ -130,6 +123,7 @@ struct session_turn {
 	uint64_t job_flow; /* ring_job_flow() */
 	struct pace *pace; /* of its user */
 	struct list paced; /* in control->paces.waiting: packets wait */
+	uint64_t until_ns; /* when its turn is over */
 };
 
 /*
@@ -144,6 +138,9 @@ struct session_deferred {
 /* What the trainer shares. */
 struct session_memory {
 	struct map buffers; /* struct buffer by number */
+	/* Of a session that is closed: which is given up next, or NULL, and what does so. */
+	struct map_entry *closing;
+	struct chore close;
 	size_t n_buffers;
 	size_t n_releasing; /* unshared, or of a closed session, and still imported by a worker */
 	struct quota quota; /* bytes mapped, and what its job's ledger takes */
@@ -196,6 +193,7 @@ struct session {
 	struct session_job job;
 	size_t n_pending;
 	uint64_t n_requests;
+	const char *how; /* it ends: SESSION_END */
 };
 
 /* session.c */
@@ -204,6 +202,8 @@ int session_new(struct control *control, int socket, const struct ucred *trainer
 		struct failure *failure);
 /* Ends a session. how: what other ranks are told, after "rank 3 (pid 123) of job x". Idempotent. */
 void session_close(struct session *session, const char *how);
+/* The same, for SESSION_END. */
+void session_end(struct session *session);
 /* Takes nothing more from the trainer and says nothing more to it, but stays connected. */
 void session_freeze(struct session *session);
 /* The trainer broke the rules: as above, with a line in the log. */

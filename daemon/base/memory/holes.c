@@ -172,7 +172,7 @@ int holes_watch(void *data, size_t len)
 
 size_t holes_take(void **pages, size_t max)
 {
-	uint64_t count;
+	uint64_t count, one = 1;
 	size_t n = 0;
 
 	(void)!read(holes.event, &count, sizeof(count));
@@ -186,6 +186,8 @@ size_t holes_take(void **pages, size_t max)
 		pages[n++] = (void *)page;
 		atomic_fetch_add(&holes.n_taken, 1);
 	}
+	if (n == max)
+		(void)!write(holes.event, &one, sizeof(one));
 	return n;
 }
 

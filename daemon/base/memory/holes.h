@@ -20,7 +20,7 @@ int holes_open(int *ret_fd);
 void holes_close(void);
 /* Whole pages, until they are unmapped. Returns 0, also when not open; or -errno. */
 int holes_watch(void *data, size_t len);
-/* Up to max pages that were made since the last time; returns how many. The thread of holes_open(). */
+/* Up to max pages that were made since the last time; returns how many; if it is max, there may be more. The thread of holes_open(). */
 size_t holes_take(void **pages, size_t max);
 /* A kernel access to these failed with EFAULT: touches them. Returns false when not open: it was no hole. */
 bool holes_fill(const struct iovec *iov, size_t n);

@@ -5,6 +5,7 @@
 #include "control/ring.h"
 #include "control/session.h"
 #include "door.h"
+#include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -203,6 +204,42 @@ TEST(packets_wait_until_their_user_is_not_behind_and_entries_do_not)
 	/* From then on none waits. */
 	ASSERT_EQ(trainer_declare(&trainers[0], 2, "another", DTYPE_FLOAT32, 100, NULL), 0);
 	trainer_close(&trainers[0]);
+	DOOR_UNTIL(door, !control_n_sessions(door->control));
+	(void)munmap(data, 65536);
+	(void)fd_close(fd);
+}
+
+/* More packets than one turn takes, and the last of them is what the entry needs. */
+TEST(an_entry_that_needs_a_packet_waits_for_the_pace_as_it_does)
+{
+	enum { N = 60 };
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct shm_entry entry = trainer_entry(N, 1, 1, 1, 100);
+	struct trainer trainer;
+	char name[32];
+	uint64_t paid_ns;
+	void *data;
+	int fd = memory_new(65536, &data);
+	uint32_t slot;
+
+	trainer_open(&trainer, door);
+	ASSERT_EQ(trainer_join(&trainer, "job", 0, 1, NULL), 0);
+	ASSERT_EQ(trainer_share(&trainer, 1, fd, 65536, NULL), 0);
+	for (uint32_t i = 1; i <= N; i++) {
+		(void)snprintf(name, sizeof(name), "x%u", i);
+		(void)trainer_send_declare(&trainer, i, name, DTYPE_FLOAT32, 100);
+	}
+	paid_ns = clock_now_ns() + 100 * MSEC;
+	hold(door, paid_ns);
+	slot = trainer_post(&trainer, &entry);
+	ASSERT_EQ(trainer_wait(&trainer, slot, NULL), 0);
+	ASSERT_TRUE(clock_now_ns() >= paid_ns);
+	/* When nobody is behind it does not. */
+	entry.tensor = N + 1;
+	(void)trainer_send_declare(&trainer, N + 1, "last", DTYPE_FLOAT32, 100);
+	slot = trainer_post(&trainer, &entry);
+	ASSERT_EQ(trainer_wait(&trainer, slot, NULL), 0);
+	trainer_close(&trainer);
 	DOOR_UNTIL(door, !control_n_sessions(door->control));
 	(void)munmap(data, 65536);
 	(void)fd_close(fd);
