@@ -96,6 +96,58 @@ static int arena_new(size_t first, size_t limit, struct arena **ret_arena)
 	return 0;
 }
 
+static bool take_varint(const uint8_t **at, const uint8_t *end, uint64_t *ret)
+{
+	*ret = 0;
+	for (unsigned shift = 0; *at < end && shift < 64; shift += 7) {
+		uint8_t byte = *(*at)++;
+
+		*ret |= (uint64_t)(byte & 0x7f) << shift;
+		if (!(byte & 0x80))
+			return true;
+	}
+	return false;
+}
+
+/* Goes behind a field. Returns false when there is none. */
+static bool take_field(const uint8_t **at, const uint8_t *end)
+{
+	uint64_t tag, len;
+
+	if (!take_varint(at, end, &tag))
+		return false;
+	switch (tag & 7) {
+	case PROTOBUF_C_WIRE_TYPE_VARINT:
+		return take_varint(at, end, &len);
+	case PROTOBUF_C_WIRE_TYPE_64BIT:
+		len = 8;
+		break;
+	case PROTOBUF_C_WIRE_TYPE_32BIT:
+		len = 4;
+		break;
+	case PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED:
+		if (!take_varint(at, end, &len))
+			return false;
+		break;
+	default:
+		return false;
+	}
+	if (len > (uint64_t)(end - *at))
+		return false;
+	*at += len;
+	return true;
+}
+
+bool pack_has_at_most(const void *data, size_t len, size_t max)
+{
+	const uint8_t *at = data, *end = len ? at + len : at;
+	size_t n = 0;
+
+	while (n <= max && at < end && take_field(&at, end))
+		n++;
+	return n <= max;
+}
+
 int unpack(const ProtobufCMessageDescriptor *descriptor, const void *data, size_t len,
 	   ProtobufCMessage **ret_message)
 {

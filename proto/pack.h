@@ -19,6 +19,11 @@
 int unpack(const ProtobufCMessageDescriptor *descriptor, const void *data, size_t len,
 	   ProtobufCMessage **ret_message);
 ProtobufCMessage *unpack_free(ProtobufCMessage *message);
+/*
+ * Whether a message has at most max fields, those inside of its fields not counted: for what is refused with more, before each
+ * is unpacked. Bytes that are no message have as many as came before the first that is wrong.
+ */
+bool pack_has_at_most(const void *data, size_t len, size_t max);
 
 /* For _cleanup_ on a pointer to any unpacked message, of its own type or of ProtobufCMessage. */
 static inline void unpack_freep(void *pp)

@@ -2,7 +2,11 @@
 #include "cluster/cluster.h"
 #include "proto/cluster.pb-c.h"
 #include "proto/pack.h"
+#include "proto/types.h"
 #include <stdio.h>
+
+/* Each member is one, and no job has ranks on more. */
+#define VIEW_FIELDS_MAX (JOB_RANKS_MAX + 64)
 
 int view_pack(const struct view *view, size_t max, void **ret_data, size_t *ret_len)
 {
@@ -37,6 +41,8 @@ int view_unpack(const void *data, size_t len, const char *own, struct view **ret
 	_cleanup_(freep) struct view_member *members = NULL;
 	int r;
 
+	if (!pack_has_at_most(data, len, VIEW_FIELDS_MAX))
+		return error_origin(-EPROTO);
 	r = unpack(&bps__cluster__view__descriptor, data, len, (ProtobufCMessage **)&m);
 	if (r)
 		return error_trace(r);

@@ -302,6 +302,9 @@ int wire_unpack_register(const void *data, size_t len, struct failure *failure,
 	_cleanup_(wire_register_done) struct wire_register message = { 0 };
 	int r;
 
+	/* Each job is one, and so is the view that it runs in. */
+	if (!pack_has_at_most(data, len, 2 * WIRE_JOBS_MAX + 64))
+		return failure_set(failure, -EINVAL, "a registration of too many jobs");
 	r = unpack_bytes(&bps__cluster__register_request__descriptor, data, len, failure, &request);
 	if (r)
 		return r;
@@ -313,7 +316,7 @@ int wire_unpack_register(const void *data, size_t len, struct failure *failure,
 	if (request->secret.len == MEMBER_SECRET_LEN)
 		memcpy(message.secret, request->secret.data, MEMBER_SECRET_LEN);
 	if (request->epoch > WIRE_EPOCH_MAX || request->data_key.len > WIRE_KEY_MAX ||
-	    request->n_jobs > WIRE_JOBS_MAX)
+	    request->n_jobs > WIRE_JOBS_MAX || request->n_views > WIRE_JOBS_MAX)
 		return failure_set(failure, -EINVAL, "epoch, key or jobs beyond their limits");
 	r = read_member(request->member, &message.member, failure);
 	if (!r)

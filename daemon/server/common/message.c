@@ -340,6 +340,9 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 	_cleanup_(attach_freep) struct attach *attach = NULL;
 	int r;
 
+	/* Each server that was added is one. */
+	if (!pack_has_at_most(data, len, DATA_ADDED_MAX + 64))
+		return failure_set(failure, -EPROTO, "a JobAttach of too many fields");
 	r = unpack(&bps__cluster__job_attach__descriptor, data, len, (ProtobufCMessage **)&m);
 	if (r)
 		return failure_set(failure, r, "not a JobAttach: %s", strerror(-r));

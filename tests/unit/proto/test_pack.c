@@ -187,3 +187,31 @@ TEST(free_takes_null)
 {
 	ASSERT_TRUE(!unpack_free(NULL));
 }
+
+TEST(fields_are_counted_and_none_is_taken_apart)
+{
+	static const uint8_t all[] = {
+		0x08, 0x96, 0x01,		    /* 1: varint 150 */
+		0x11, 1,    2,	  3, 4, 5, 6, 7, 8, /* 2: 64 bits */
+		0x1a, 3,    0x08, 1, 8, /* 3: three bytes, which look like a field and a half */
+		0x25, 1,    2,	  3, 4, /* 4: 32 bits */
+	};
+	uint8_t broken[sizeof(all) + 2];
+
+	ASSERT_TRUE(pack_has_at_most(all, sizeof(all), 4));
+	ASSERT_TRUE(!pack_has_at_most(all, sizeof(all), 3));
+	ASSERT_TRUE(!pack_has_at_most(all, sizeof(all), 0));
+	ASSERT_TRUE(pack_has_at_most(NULL, 0, 0));
+	/* What comes behind something that is no field is none: 3 counts no more when it is cut. */
+	ASSERT_TRUE(pack_has_at_most(all, 16, 2));
+	ASSERT_TRUE(!pack_has_at_most(all, 16, 1));
+	/* A group, a varint without end, a length beyond the end. */
+	for (unsigned i = 0; i < 3; i++) {
+		memcpy(broken,
+		       (const uint8_t[][2]){ { 0x0b, 0 }, { 0x08, 0x80 }, { 0x0a, 200 } }[i], 2);
+		memcpy(broken + 2, all, sizeof(all));
+		if (i == 1)
+			memset(broken + 1, 0x80, sizeof(broken) - 1);
+		ASSERT_TRUE(pack_has_at_most(broken, sizeof(broken), 0));
+	}
+}
