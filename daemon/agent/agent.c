@@ -42,7 +42,7 @@ static void free_job(struct agent_job *job)
 		agent_round_drop(round);
 	for (entry = job->resumption.resumed ? map_first(&job->tensors.by_name) : NULL; entry;
 	     entry = map_next(&job->tensors.by_name, entry))
-		free(container_of(entry, struct agent_tensor, entry)->pasts);
+		(void)held_free(container_of(entry, struct agent_tensor, entry)->pasts);
 	map_done(&job->tensors.by_name);
 	agent_in_place_done(job);
 	agent_keep_done(job);

@@ -410,9 +410,10 @@ int agent_resume_past(struct agent_member *member, struct agent_tensor *tensor,
 				   " rounds in a job that has just begun",
 				   tensor->name, member->rank, past->rounds);
 	if (!tensor->pasts)
-		tensor->pasts = calloc(job->layout.n_local, sizeof(tensor->pasts[0]));
+		tensor->pasts =
+			held_new(&job->memory.held, job->layout.n_local * sizeof(tensor->pasts[0]));
 	if (!tensor->pasts)
-		return failure_set(failure, -ENOMEM, "tensor %s: out of memory", tensor->name);
+		return agent_job_no_memory(job, errno, failure);
 	tensor->pasts[member->index] = *past;
 	tensor->reached[member->index] = past->rounds;
 	tensor->seen = true; /* by the process before: forget.c */

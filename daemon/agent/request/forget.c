@@ -177,7 +177,7 @@ static void remove_tensor(struct agent_tensor *tensor)
 	job->tensors.n--;
 	job->tensors.n_asked -= tensor->asked;
 	tensor->asked = tensor->forgetting = false;
-	free(TAKE_PTR(tensor->pasts));
+	(void)held_free(TAKE_PTR(tensor->pasts));
 }
 
 /* Members' declarations are gone before they hear of it. */

@@ -503,7 +503,7 @@ static void on_offered(struct call *call)
 			log_warning("job %s: a result that was kept is not taken: %s",
 				    job->owner.name, call->text);
 	}
-	free(offer);
+	(void)held_free(offer);
 	agent_job_release(job);
 }
 
@@ -515,7 +515,7 @@ static void offer(struct agent_job *job, uint32_t retained, bool late)
 	struct agent_server *server = agent_keep_owner(job, kept);
 	uint32_t len =
 		late ? what->len : agent_contributors_result_len(job, what->operation, what->len);
-	struct offer *offer = calloc(1, sizeof(*offer));
+	struct offer *offer = held_new(&job->memory.held, sizeof(*offer));
 
 	/* Then it is kept until the job's end, and the others wait for it until their deadline. */
 	if (!offer)

@@ -9,20 +9,34 @@
 
 /* -- Calls -------------------------------------------------------------------------------------------------------- */
 
+static void setup_free(struct agent_setup *setup)
+{
+	quota_release(&setup->job->memory.held, setup->charged);
+	free(setup->added);
+	free(setup->ranks);
+	free(setup->payload);
+	(void)held_free(setup);
+}
+
 int agent_setup_call(struct agent_job *job, struct peer *peer, enum data_op op,
 		     const ProtobufCMessage *message, void (*done)(struct call *call),
 		     struct agent_setup **ret_setup)
 {
-	_cleanup_(freep) struct agent_setup *setup = calloc(1, sizeof(*setup));
+	struct agent_setup *setup = held_new(&job->memory.held, sizeof(*setup));
 	size_t len;
 	int r;
 
 	if (!setup)
-		return error_origin(-ENOMEM);
-	r = pack(message, DATA_SETUP_MAX, &setup->payload, &len);
-	if (r)
-		return error_trace(r);
+		return error_origin(-errno);
 	setup->job = job;
+	r = pack(message, DATA_SETUP_MAX, &setup->payload, &len);
+	if (!r && quota_charge(&job->memory.held, len))
+		r = -EDQUOT;
+	if (r) {
+		setup_free(setup);
+		return error_origin(r);
+	}
+	setup->charged = len;
 	setup->n_moved = job->placement.n_moved;
 	setup->call.header = (struct data_header){
 		.op = (uint8_t)op,
@@ -38,7 +52,7 @@ int agent_setup_call(struct agent_job *job, struct peer *peer, enum data_op op,
 	list_push_back(&job->fleet.setups, &setup->link);
 	agent_job_hold(job);
 	*ret_setup = setup;
-	peer_call(peer, &TAKE_PTR(setup)->call);
+	peer_call(peer, &setup->call);
 	return 0;
 }
 
@@ -47,10 +61,7 @@ void agent_setup_done(struct agent_setup *setup)
 	struct agent_job *job = setup->job;
 
 	list_remove(&setup->link);
-	free(setup->added);
-	free(setup->ranks);
-	free(setup->payload);
-	free(setup);
+	setup_free(setup);
 	agent_job_release(job);
 }
 
@@ -137,6 +148,17 @@ static void on_declared(struct call *call)
 	agent_setup_done(setup);
 }
 
+static void fail_without_memory(struct agent_job *job, int r)
+{
+	struct failure failure;
+
+	if (r == -ENOMEM || r == -EDQUOT)
+		(void)agent_job_no_memory(job, -r, &failure);
+	else
+		(void)failure_set(&failure, r, "%s", strerror(-r));
+	agent_job_fail(job, &failure, NULL);
+}
+
 void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conflict)
 {
 	Bps__Cluster__TensorDeclare m = BPS__CLUSTER__TENSOR_DECLARE__INIT;
@@ -158,7 +180,7 @@ void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conf
 		return;
 	r = agent_setup_call(job, job->fleet.home, DATA_DECLARE, &m.base, on_declared, &setup);
 	if (r)
-		agent_setup_fail(job, r, strerror(-r));
+		fail_without_memory(job, r);
 	else
 		setup->tensor = tensor;
 }
@@ -187,7 +209,7 @@ void agent_setup_declare_known(struct agent_job *job, const struct ledger_known 
 	m.start = known->start;
 	r = agent_setup_call(job, job->fleet.home, DATA_DECLARE, &m.base, on_declared, &setup);
 	if (r)
-		agent_setup_fail(job, r, strerror(-r));
+		fail_without_memory(job, r);
 }
 
 /* -- Notices ------------------------------------------------------------------------------------------------------ */
@@ -308,10 +330,7 @@ void agent_setup_free(struct agent_job *job)
 
 	list_for_each_safe (setup, next, &job->fleet.setups, link) {
 		list_remove(&setup->link);
-		free(setup->added);
-		free(setup->ranks);
-		free(setup->payload);
-		free(setup);
+		setup_free(setup);
 	}
 	for (size_t i = 0; i < job->fleet.n_servers; i++)
 		agent_send_queue_put(job->fleet.servers[i].send_queue);

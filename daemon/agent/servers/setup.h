@@ -22,6 +22,7 @@ struct agent_setup {
 	uint32_t *ranks; /* n_ranks entries */
 	uint32_t n_ranks;
 	void *payload;
+	size_t charged; /* for it */
 };
 
 /* setup.c */
