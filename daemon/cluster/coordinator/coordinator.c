@@ -17,7 +17,10 @@
 #define CHANGE_DELAY_MS 50 /* changes that come together make one view */
 #define KEY_LEN		32
 #define COMPLAIN_NS	NSEC_PER_SEC
-#define LAST_CALL_MS	1000 /* longer than it takes to read what waits in the sockets */
+/* Views in one message; beside what a member of a view has, its fields in that message. */
+#define HELLO_VIEWS_BYTES   (RPC_MESSAGE_MAX / 2)
+#define MEMBER_FIELDS_BYTES 16
+#define LAST_CALL_MS	    1000 /* longer than it takes to read what waits in the sockets */
 
 void coordinator_reply_bytes(struct rpc_call *call, int r, struct wire_bytes *bytes)
 {
@@ -272,31 +275,59 @@ static int member_take(struct coordinator *c, const struct wire_register *messag
 	return 0;
 }
 
+/* Of the views, the first so many fit into one message, or one does. */
+static size_t views_that_fit(struct view *const *views, size_t n)
+{
+	size_t bytes = 0, i;
+
+	for (i = 0; i < n; i++) {
+		bytes += views[i]->n_members * (sizeof(struct view_member) + MEMBER_FIELDS_BYTES);
+		if (i && bytes > HELLO_VIEWS_BYTES)
+			break;
+	}
+	return i;
+}
+
+static int send_event(const struct member *member, const struct wire_event *event)
+{
+	struct wire_bytes bytes = { 0 };
+	int r;
+
+	r = wire_pack_event(event, &bytes);
+	if (!r)
+		rpc_call_send(member->stream, bytes.data, bytes.len);
+	wire_bytes_done(&bytes);
+	return error_trace(r);
+}
+
+/* The old views come in as many messages as they need: a member may have told of many, and of large ones. */
 static int hello_send(struct coordinator *c, struct member *member)
 {
 	_cleanup_(coordinator_used_done) struct coordinator_used used = { 0 };
-	struct wire_bytes bytes = { 0 };
 	struct wire_event event = {
 		.version = WIRE_VERSION,
 		.key = { c->key, c->key_len },
 		.lease_ms = (uint32_t)MIN(c->lease_ms, (uint64_t)UINT32_MAX),
 	};
+	size_t at = 0;
 	int r;
 
 	r = coordinator_used_collect(c, &used);
 	if (r)
 		return error_trace(r);
-	event.in_use = used.epochs;
-	event.n_in_use = used.n;
-	event.old_views = (struct wire_views){ used.views, used.n };
-	/* Not a view that it is not in: that one is about to be replaced. */
-	if (in_view(c->view, &member->info))
-		event.view = c->view;
-	r = wire_pack_event(&event, &bytes);
-	if (!r)
-		rpc_call_send(member->stream, bytes.data, bytes.len);
+	do {
+		event.in_use = used.epochs;
+		event.n_in_use = used.n;
+		event.old_views.views = used.views + at;
+		event.old_views.n = views_that_fit(used.views + at, used.n - at);
+		at += event.old_views.n;
+		/* Not a view that it is not in: that one is about to be replaced. */
+		if (at == used.n && in_view(c->view, &member->info))
+			event.view = c->view;
+		r = send_event(member, &event);
+		event = (struct wire_event){ 0 };
+	} while (!r && at < used.n);
 	member->greeted = !r;
-	wire_bytes_done(&bytes);
 	return error_trace(r);
 }
 

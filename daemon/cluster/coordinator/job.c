@@ -149,22 +149,41 @@ void coordinator_used_done(struct coordinator_used *used)
 	free(used->views);
 }
 
+struct used {
+	struct view *view;
+	size_t at;
+};
+
+/* Of one epoch, the view that came first. */
+static int by_epoch(const void *a, const void *b)
+{
+	const struct used *x = a, *y = b;
+
+	if (x->view->epoch != y->view->epoch)
+		return x->view->epoch < y->view->epoch ? -1 : 1;
+	return x->at < y->at ? -1 : x->at > y->at;
+}
+
 int coordinator_used_collect(const struct coordinator *c, struct coordinator_used *used)
 {
+	_cleanup_(freep) struct used *all = calloc(c->n_jobs + 1, sizeof(*all));
 	struct job *job;
-	size_t i;
+	size_t n = 0;
 
 	used->epochs = calloc(c->n_jobs + 1, sizeof(*used->epochs));
 	used->views = calloc(c->n_jobs + 1, sizeof(struct view *));
-	if (!used->epochs || !used->views)
+	if (!all || !used->epochs || !used->views)
 		return error_origin(-ENOMEM);
 	list_for_each (job, &c->jobs, link) {
-		for (i = 0; i < used->n && used->epochs[i] != job->view->epoch; i++)
-			;
-		if (i < used->n)
+		all[n] = (struct used){ job->view, n };
+		n++;
+	}
+	qsort(all, n, sizeof(*all), by_epoch);
+	for (size_t i = 0; i < n; i++) {
+		if (used->n && used->epochs[used->n - 1] == all[i].view->epoch)
 			continue;
-		used->epochs[used->n] = job->view->epoch;
-		used->views[used->n++] = job->view;
+		used->epochs[used->n] = all[i].view->epoch;
+		used->views[used->n++] = all[i].view;
 	}
 	return 0;
 }

@@ -3,6 +3,7 @@
  * is found among however many others there are, and a member has a share of what may wait. Work is
  * counted: openings that are compared with the view, names that are compared.
  */
+#include "cluster/cluster_file.h"
 #include "coordinator_world.h"
 
 #include <stdio.h>
@@ -209,6 +210,73 @@ GRPC_TEST(a_job_is_found_among_however_many)
 	unsigned few = compared_to_open(16);
 
 	ASSERT_INT(compared_to_open(1024), <=, few + 100);
+}
+
+#define N_LARGE 5
+
+/* As large as there can be: four and a half of them are one message. */
+static struct view *large_view(uint32_t epoch)
+{
+	struct view_member *members = calloc(CLUSTER_NODES_MAX, sizeof(*members));
+	struct view *view = NULL;
+
+	ASSERT_TRUE(members);
+	for (unsigned i = 0; i < CLUSTER_NODES_MAX; i++) {
+		members[i].id = UINT64_MAX - i;
+		members[i].roles = ROLE_SERVER;
+		(void)snprintf(members[i].name, sizeof(members[i].name), "n%061u", i);
+		(void)snprintf(members[i].address, sizeof(members[i].address), "n%087u:1", i);
+	}
+	ASSERT_OK(view_new(epoch, members, CLUSTER_NODES_MAX, &view));
+	free(members);
+	return view;
+}
+
+static void hold_large_views(struct world *w, struct raw *raw, uint64_t number, uint32_t epoch)
+{
+	struct wire_register message = registration(number, number % 2 ? "odd" : "even");
+	struct wire_job jobs[N_LARGE] = { 0 };
+	struct view *views[N_LARGE];
+	size_t n = w->coordinator->n_jobs;
+
+	for (uint32_t i = 0; i < N_LARGE; i++) {
+		views[i] = large_view(epoch + i);
+		(void)snprintf(jobs[i].name, sizeof(jobs[i].name), "large%u", epoch + i);
+		jobs[i].epoch = epoch + i;
+	}
+	message.jobs = jobs;
+	message.views = (struct wire_views){ views, N_LARGE };
+	message.n_jobs = N_LARGE;
+	raw_start(w, raw);
+	raw_register(raw, &message);
+	UNTIL(w, w->coordinator->n_jobs == n + N_LARGE);
+	for (uint32_t i = 0; i < N_LARGE; i++)
+		(void)view_unref(views[i]);
+}
+
+/* Whoever comes hears of them all, in as many messages as that takes. */
+GRPC_TEST(however_large_others_views_are_a_member_is_welcome)
+{
+	struct raw odd, even;
+	struct world w;
+	struct node a;
+
+	world_start(&w);
+	hold_large_views(&w, &odd, 5, 100);
+	hold_large_views(&w, &even, 6, 200);
+	node_start(&w, &a, "a", ROLE_SERVER);
+	UNTIL(&w, a.is_failed || members_of(&a) == 3);
+	ASSERT_TRUE(!a.is_failed && a.key_len);
+	for (uint32_t i = 0; i < 2 * N_LARGE; i++) {
+		const struct view *view =
+			cluster_view_of(a.cluster, i % 2 ? 100 + i / 2 : 200 + i / 2);
+
+		ASSERT_TRUE(view && view->n_members == CLUSTER_NODES_MAX);
+	}
+	raw_stop(&even);
+	raw_stop(&odd);
+	node_stop(&a);
+	world_stop(&w);
 }
 
 /* As much as it leaves to others. */
