@@ -81,6 +81,11 @@ def test_calls_without_names_differ(run):
     run("jax_trouble.py", 4, "ranks_differ", "programs_and_calls_need_no_order", BPS_REQUEST_TIMEOUT=60)
 
 
+@pytest.mark.full_tier("the same as beside it, by another way")
+def test_calls_without_names_differ_through_a_server(run):
+    run("jax_trouble.py", 4, "ranks_differ", BPS_REQUEST_TIMEOUT=60, BPS_FORCE_DISTRIBUTED=1)
+
+
 def test_calls_without_names_differ_where_xla_calls_python(run, tmp_path):
     alone = tmp_path / "libbps_client.so.0"
     shutil.copy(clean_environment()["BPS_LIBRARY"], alone)

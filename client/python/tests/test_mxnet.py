@@ -52,6 +52,11 @@ def test_calls_without_names_differ(run):
     run("mxnet_trouble.py", 4, "ranks_differ", BPS_REQUEST_TIMEOUT=60)
 
 
+@pytest.mark.full_tier("the same as beside it, by another way")
+def test_calls_without_names_differ_through_a_server(run):
+    run("mxnet_trouble.py", 4, "ranks_differ", BPS_REQUEST_TIMEOUT=60, BPS_FORCE_DISTRIBUTED=1)
+
+
 def test_a_rank_is_killed(run_launch):
     done = run_launch("-np", 2, sys.executable, RANKS / "mxnet_trouble.py", "a_rank_is_killed", timeout=400)
     assert done.returncode == 137, done.stdout + done.stderr

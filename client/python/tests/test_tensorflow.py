@@ -52,6 +52,12 @@ def test_calls_without_names_differ(run_ranks):
     run_ranks("tensorflow_trouble.py", 4, *troubles, BPS_REQUEST_TIMEOUT=60, **QUIET)
 
 
+@pytest.mark.full_tier("the same as beside it, by another way")
+def test_calls_without_names_differ_through_a_server(run_ranks):
+    more = {"BPS_REQUEST_TIMEOUT": 60, "BPS_FORCE_DISTRIBUTED": 1, **QUIET}
+    run_ranks("tensorflow_trouble.py", 4, "ranks_differ", **more)
+
+
 def test_trouble_of_process_sets(run_ranks):
     troubles = ("ranks_of_a_process_set_differ", "a_process_set_is_removed_under_a_wait")
     run_ranks("tensorflow_trouble.py", 4, *troubles, BPS_REQUEST_TIMEOUT=60, **QUIET)
