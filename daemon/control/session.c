@@ -22,8 +22,6 @@
 
 /* Each is looked for among all buffers. */
 #define HOLES_BATCH 16
-/* Buffers that a closed session gives up in one go. */
-#define CLOSE_STEP 64
 
 struct packet {
 	struct list link;
@@ -182,8 +180,8 @@ static void send_queued(struct session *session)
 static bool is_over(const struct session *session)
 {
 	return session->state == SESSION_CLOSED && !session->n_pending &&
-	       !session->memory.closing && !session->memory.n_releasing &&
-	       !session->porter.take.note && !session->porter.end.note;
+	       !session->memory.n_releasing && !session->porter.take.note &&
+	       !session->porter.end.note;
 }
 
 static void on_reap(struct mail *mail)
@@ -330,6 +328,7 @@ static void on_process(struct loop_source *source, uint32_t events)
 
 	(void)events;
 	loop_remove(&session->process);
+	loop_timer_cancel(&session->timer);
 	end_soon(session, "died");
 }
 
@@ -473,31 +472,10 @@ void session_freeze(struct session *session)
 	ring_freeze(session);
 }
 
-/* What is in flight holds its own. Returns whether there are more. To find the first that is left would take as long as there are gone. */
-static bool close_some(struct session *session)
-{
-	struct session_memory *memory = &session->memory;
-
-	for (unsigned i = 0; memory->closing && i < CLOSE_STEP; i++) {
-		struct map_entry *entry = memory->closing;
-
-		memory->closing = map_next(&memory->buffers, entry);
-		session_drop_buffer(session, container_of(entry, struct buffer, entry), 0);
-	}
-	if (memory->closing)
-		return true;
-	map_done(&memory->buffers);
-	reap_if_over(session);
-	return false;
-}
-
-static bool on_close(struct chore *chore)
-{
-	return close_some(container_of(chore, struct session, memory.close));
-}
-
 void session_close(struct session *session, const char *how)
 {
+	struct map_entry *entry, *next;
+
 	if (session->state == SESSION_CLOSED)
 		return;
 	session->state = SESSION_CLOSED;
@@ -506,10 +484,13 @@ void session_close(struct session *session, const char *how)
 	session->job.is_in = false;
 	session_release_ledger(session);
 	session_drop_tensors(session, NULL);
-	session->memory.closing = map_first(&session->memory.buffers);
-	session->memory.close.step = on_close;
-	if (close_some(session))
-		loop_begin(session->control->params.loop, &session->memory.close);
+	/* What is in flight holds its own. All go at once: to find the first that is left takes as long as there are gone. */
+	for (entry = map_first(&session->memory.buffers); entry; entry = next) {
+		next = map_next(&session->memory.buffers, entry);
+		session_drop_buffer(session, container_of(entry, struct buffer, entry), 0);
+	}
+	map_done(&session->memory.buffers);
+	reap_if_over(session);
 }
 
 void session_fail(struct session *session, const char *format, ...)
@@ -655,9 +636,6 @@ struct session *session_free(struct session *session)
 	uint64_t began_ns = clock_now_ns();
 
 	session_close(session, "was closed");
-	loop_abort(&session->memory.close);
-	while (session->memory.closing)
-		(void)close_some(session);
 	list_remove(&session->link);
 	control->n_sessions--;
 	porter_forget(&session->porter.take);

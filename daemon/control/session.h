@@ -138,9 +138,6 @@ struct session_deferred {
 /* What the trainer shares. */
 struct session_memory {
 	struct map buffers; /* struct buffer by number */
-	/* Of a session that is closed: which is given up next, or NULL, and what does so. */
-	struct map_entry *closing;
-	struct chore close;
 	size_t n_buffers;
 	size_t n_releasing; /* unshared, or of a closed session, and still imported by a worker */
 	struct quota quota; /* bytes mapped, and what its job's ledger takes */
