@@ -17,10 +17,10 @@
 
 #define RETRY_MS \
 	20 /* between two tries while nobody listens: nothing tells when a socket begins to */
-/* So long one waits at most for room in the listener's queue, in which others wait, too: who tries anew is behind them all. */
-#define ROOM_NS	  NS_PER_S
-#define NS_PER_MS INT64_C(1000000)
-#define NS_PER_S  INT64_C(1000000000)
+/* The same while the listener's queue is full: there is room for a moment, when one of those in it is accepted. */
+#define RETRY_FULL_MS 5
+#define NS_PER_MS     INT64_C(1000000)
+#define NS_PER_S      INT64_C(1000000000)
 
 /* -- One session ------------------------------------------------------------------------------------------------- */
 
@@ -294,7 +294,7 @@ void session_lost(struct bps_client *client)
 		session->give_up_ns = client_deadline_ns(client->restart_timeout_ms);
 	session_drop(client);
 	session->deadline_ns = session->give_up_ns;
-	session->retry_ns = session->room_ns = 0;
+	session->retry_ns = 0;
 	session->error = 0;
 	if (session_make_timer(client))
 		client_fail(client, "the daemon at %s has gone: %s", client->path, bps_error());
@@ -308,9 +308,8 @@ static void session_retry(struct bps_client *client, int error)
 	session_close_fd(client, &client->socket);
 	session->state = SESSION_LOST;
 	session->deadline_ns = session->give_up_ns;
-	session->retry_ns = error == -ETIMEDOUT ? 0 : client_now_ns() + RETRY_MS * NS_PER_MS;
-	if (error == -ETIMEDOUT)
-		session->room_ns = MIN(MAX(2 * session->room_ns, RETRY_MS * NS_PER_MS), ROOM_NS);
+	session->retry_ns =
+		client_now_ns() + (error == -ETIMEDOUT ? RETRY_FULL_MS : RETRY_MS) * NS_PER_MS;
 	session->error = error == -ENOENT || error == -ECONNREFUSED ? 0 : error;
 }
 
@@ -457,7 +456,7 @@ static bool session_step(struct bps_client *client)
 	case SESSION_LOST:
 		if (client_now_ns() < session->retry_ns)
 			return false;
-		r = session_connect(client, session->room_ns);
+		r = session_connect(client, 0);
 		r = r ?: session_greet(client);
 		if (r)
 			session_retry(client, r);

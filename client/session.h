@@ -19,8 +19,7 @@ struct session {
 	/* Before SESSION_READY: by when the next daemon has to be there, and by when the state has to change. */
 	int64_t give_up_ns, deadline_ns;
 	int64_t retry_ns; /* SESSION_LOST: the next try to connect */
-	int64_t room_ns; /* and how long that waits for room in the listener's queue; 0: not at all */
-	int error;	 /* of the last try */
+	int error;	  /* of the last try */
 	uint64_t
 		declared; /* SESSION_DECLARING: number of the last packet that declares what was declared before */
 };
