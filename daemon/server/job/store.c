@@ -426,7 +426,7 @@ size_t slot_len(const struct job *job)
 	/* With its places among what was sent. */
 	return sizeof(struct slot) +
 	       job->n_nodes * (sizeof(void *) + sizeof(struct delivery *) + sizeof(uint32_t) +
-			       3 * sizeof(uint8_t) + 2 * sizeof(struct slot *));
+			       4 * sizeof(uint8_t) + 2 * sizeof(struct slot *));
 }
 
 /*
@@ -525,16 +525,20 @@ void slot_hold(struct slot *slot)
 	slot->held = true;
 }
 
-void slot_put_call(struct list *list, struct delivery *delivery)
+void slot_put_call(struct slot *slot, struct list *list, struct delivery *delivery)
 {
+	uint8_t *calls = &slot->behind[slot->job->n_nodes + delivery->header.node];
+	uint8_t bit = list == &slot->again ? 1 : 2;
 	struct delivery *old;
 
-	list_for_each (old, list, link)
-		if (old->header.node == delivery->header.node) {
-			list_remove(&old->link);
-			delivery_fail(old, -ENETRESET, "it has come again");
-			break;
-		}
+	if (*calls & bit)
+		list_for_each (old, list, link)
+			if (old->header.node == delivery->header.node) {
+				list_remove(&old->link);
+				delivery_fail(old, -ENETRESET, "it has come again");
+				break;
+			}
+	*calls |= bit;
 	list_push_back(list, &delivery->link);
 }
 

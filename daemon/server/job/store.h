@@ -112,7 +112,8 @@ struct slot {
 	const void **more_inputs; /* room for these, too, or NULL */
 	uint8_t *came_late;	  /* by node: since the sum began */
 	uint8_t *behind;	  /* by node: part->behind counts it */
-	struct rows *rows;	  /* push_pull_rows */
+	/* Behind these, by node: which of `again` and `offers` has had a call of it. */
+	struct rows *rows; /* push_pull_rows */
 
 	/* Of a job with resume; see keep.h. */
 	bool kept;
@@ -137,7 +138,8 @@ struct slot {
 	const void *copy_from; /* moved unchanged instead of reduced */
 	const void **inputs;   /* room for one of each node */
 
-	struct delivery *from[]; /* by node; then the inputs, numbers, acked, came_late, behind */
+	struct delivery
+		*from[]; /* by node; then the inputs, numbers, acked, came_late, behind, calls */
 };
 
 /*
@@ -181,7 +183,7 @@ size_t slot_len(const struct job *job);
 /* All has been answered, but not all pulled. */
 void slot_hold(struct slot *slot);
 /* Puts a call into slot->again or slot->offers, in the place of one of that node which came before. */
-void slot_put_call(struct list *list, struct delivery *delivery);
+void slot_put_call(struct slot *slot, struct list *list, struct delivery *delivery);
 /* Its deliveries have been answered. The round goes with its last slot. */
 void slot_free(struct slot *slot);
 /* Answers all that it holds with an error, and frees it. */

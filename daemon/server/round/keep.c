@@ -263,7 +263,7 @@ static bool answer_kept(struct slot *slot, struct delivery *delivery)
 	int r;
 
 	if (calls && !offered_is_complete(job)) {
-		slot_put_call(&slot->again, delivery);
+		slot_put_call(slot, &slot->again, delivery);
 		return true;
 	}
 	r = calls ? quorum_catch(slot, delivery) : 0;
@@ -375,7 +375,7 @@ void keep_again(struct slot *slot, struct delivery *delivery)
 	} else if (slot->kept) {
 		replace(slot, delivery);
 	} else if (slot->summing) {
-		slot_put_call(&slot->again, delivery);
+		slot_put_call(slot, &slot->again, delivery);
 	} else {
 		old = slot->from[node]->payload_block ? slot->from[node]->header.len : 0;
 		if (len > old && quota_charge(job->memory.quota, len - old)) {
@@ -778,10 +778,7 @@ static void offer(struct job *job, struct delivery *delivery)
 		return;
 	}
 	if (slot && slot->summing) {
-		if (slot->acked[node])
-			slot_put_call(&slot->offers, delivery);
-		else
-			list_push_back(&slot->offers, &delivery->link);
+		slot_put_call(slot, &slot->offers, delivery);
 		if (!slot->kept && !slot->acked[node]) {
 			slot->acked[node] = true;
 			slot->n_acked++;
@@ -804,7 +801,7 @@ static void offer(struct job *job, struct delivery *delivery)
 	slot->n_acked++;
 	slot->safe.is = is_safe(slot);
 	slot->n_gone = h->n_gone_then;
-	list_push_back(&slot->offers, &delivery->link);
+	slot_put_call(slot, &slot->offers, delivery);
 	keep_finish(slot);
 }
 

@@ -613,7 +613,7 @@ bool rows_again(struct tensor *tensor, struct delivery *delivery, const struct d
 	else if (slot->held)
 		answer_held(slot, delivery);
 	else if (slot->summing)
-		slot_put_call(&slot->again, delivery);
+		slot_put_call(slot, &slot->again, delivery);
 	else
 		wait_again(slot, delivery);
 	return true;
