@@ -19,8 +19,10 @@
 #define COMPLAIN_NS	NSEC_PER_SEC
 /* Views in one message; beside what a member of a view has, its fields in that message. */
 #define HELLO_VIEWS_BYTES   (RPC_MESSAGE_MAX / 2)
-#define MEMBER_FIELDS_BYTES 16
-#define LAST_CALL_MS	    1000 /* longer than it takes to read what waits in the sockets */
+#define MEMBER_FIELDS_BYTES 32
+/* Fewer than a stream may have queued. */
+#define HELLO_MESSAGES 48
+#define LAST_CALL_MS   1000 /* longer than it takes to read what waits in the sockets */
 
 void coordinator_reply_bytes(struct rpc_call *call, int r, struct wire_bytes *bytes)
 {
@@ -281,7 +283,9 @@ static size_t views_that_fit(struct view *const *views, size_t n)
 	size_t bytes = 0, i;
 
 	for (i = 0; i < n; i++) {
-		bytes += views[i]->n_members * (sizeof(struct view_member) + MEMBER_FIELDS_BYTES);
+		for (size_t k = 0; k < views[i]->n_members; k++)
+			bytes += strlen(views[i]->members[k].name) +
+				 strlen(views[i]->members[k].address) + MEMBER_FIELDS_BYTES;
 		if (i && bytes > HELLO_VIEWS_BYTES)
 			break;
 	}
@@ -309,7 +313,7 @@ static int hello_send(struct coordinator *c, struct member *member)
 		.key = { c->key, c->key_len },
 		.lease_ms = (uint32_t)MIN(c->lease_ms, (uint64_t)UINT32_MAX),
 	};
-	size_t at = 0;
+	size_t at = 0, n = 0;
 	int r;
 
 	r = coordinator_used_collect(c, &used);
@@ -321,6 +325,12 @@ static int hello_send(struct coordinator *c, struct member *member)
 		event.old_views.views = used.views + at;
 		event.old_views.n = views_that_fit(used.views + at, used.n - at);
 		at += event.old_views.n;
+		if (++n == HELLO_MESSAGES && at < used.n) {
+			log_warning("coordinator: member %s is told of %zu of %zu views that jobs "
+				    "run in: those of others are too large",
+				    member->info.name, at, used.n);
+			at = used.n;
+		}
 		/* Not a view that it is not in: that one is about to be replaced. */
 		if (at == used.n && in_view(c->view, &member->info))
 			event.view = c->view;
