@@ -73,7 +73,7 @@ def _move(tensor, target, kind, name, dtype, submit, priority, prescale=1.0, pos
         wire = slot.array.reshape(tensor.shape)  # the same memory, and the same to the engine
         wire[:] = _scaled(tensor, prescale)
         _engine.push(slot, lambda: _one(submit(slot.span, name, ordinal)), priority)
-        target[:] = _scaled(wire.astype(target.dtype), postscale)
+        target[:] = wire if postscale == 1.0 else _scaled(wire.astype(target.dtype), postscale)
     return target
 
 
