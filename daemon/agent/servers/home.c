@@ -156,7 +156,7 @@ void agent_setup_join(struct agent_job *job)
 	if (ranks)
 		r = send_join(job, ranks, n_ranks);
 	if (r)
-		agent_setup_fail(job, r, strerror(-r));
+		agent_setup_fail_errno(job, r);
 }
 
 /* The home server must not wait for ranks that have given up. Without memory it waits until its deadline. */
@@ -350,7 +350,7 @@ static void on_regrouped(struct call *call)
 		if (!r)
 			r = go_on(job, setup, m);
 		if (r)
-			agent_setup_fail(job, r, strerror(-r));
+			agent_setup_fail_errno(job, r);
 	}
 	agent_setup_done(setup);
 }

@@ -73,6 +73,17 @@ void agent_setup_fail(struct agent_job *job, int status, const char *text)
 	agent_job_fail(job, &failure, NULL);
 }
 
+void agent_setup_fail_errno(struct agent_job *job, int r)
+{
+	struct failure failure;
+
+	if (r == -ENOMEM || r == -EDQUOT)
+		(void)agent_job_no_memory(job, -r, &failure);
+	else
+		(void)failure_set(&failure, r, "%s", strerror(-r));
+	agent_job_fail(job, &failure, NULL);
+}
+
 void agent_setup_fail_answer(struct agent_job *job, struct peer *peer, int status, const char *what)
 {
 	struct failure failure;
@@ -148,17 +159,6 @@ static void on_declared(struct call *call)
 	agent_setup_done(setup);
 }
 
-static void fail_without_memory(struct agent_job *job, int r)
-{
-	struct failure failure;
-
-	if (r == -ENOMEM || r == -EDQUOT)
-		(void)agent_job_no_memory(job, -r, &failure);
-	else
-		(void)failure_set(&failure, r, "%s", strerror(-r));
-	agent_job_fail(job, &failure, NULL);
-}
-
 void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conflict)
 {
 	Bps__Cluster__TensorDeclare m = BPS__CLUSTER__TENSOR_DECLARE__INIT;
@@ -180,7 +180,7 @@ void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conf
 		return;
 	r = agent_setup_call(job, job->fleet.home, DATA_DECLARE, &m.base, on_declared, &setup);
 	if (r)
-		fail_without_memory(job, r);
+		agent_setup_fail_errno(job, r);
 	else
 		setup->tensor = tensor;
 }
@@ -209,7 +209,7 @@ void agent_setup_declare_known(struct agent_job *job, const struct ledger_known 
 	m.start = known->start;
 	r = agent_setup_call(job, job->fleet.home, DATA_DECLARE, &m.base, on_declared, &setup);
 	if (r)
-		fail_without_memory(job, r);
+		agent_setup_fail_errno(job, r);
 }
 
 /* -- Notices ------------------------------------------------------------------------------------------------------ */

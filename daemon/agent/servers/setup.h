@@ -36,6 +36,8 @@ int agent_setup_call(struct agent_job *job, struct peer *peer, enum data_op op,
 void agent_setup_done(struct agent_setup *setup);
 /* Fails the job. */
 void agent_setup_fail(struct agent_job *job, int status, const char *text);
+/* The same, by a negative errno; without memory the words say whose is used up. */
+void agent_setup_fail_errno(struct agent_job *job, int r);
 /* The same: what a server answered that is not what was asked for. */
 void agent_setup_fail_answer(struct agent_job *job, struct peer *peer, int status,
 			     const char *what);
