@@ -99,24 +99,32 @@ int ledger_charge_to(struct ledger *ledger, struct quota *quota)
 
 #define LEDGER_NAME "bps-ledger"
 
+struct path {
+	char text[32];
+};
+
+static const char *path_of(int fd, struct path *ret_path)
+{
+	(void)snprintf(ret_path->text, sizeof(ret_path->text), "/proc/self/fd/%d", fd);
+	return ret_path->text;
+}
+
 int ledger_open_again(int fd, int flags)
 {
-	char path[32];
+	struct path path;
 
-	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	return open(path, flags | O_CLOEXEC);
+	return open(path_of(fd, &path), flags | O_CLOEXEC);
 }
 
 /* Whether ledger_new() made it: a memfd has its name for good. */
 static bool is_named(int fd)
 {
-	char path[32], name[sizeof("/memfd:" LEDGER_NAME " (deleted)")];
-	ssize_t n;
+	static const char made[] = "/memfd:" LEDGER_NAME " (deleted)";
+	char name[sizeof(made)];
+	struct path path;
 
-	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	n = readlink(path, name, sizeof(name));
-	return n == sizeof(name) - 1 &&
-	       !memcmp(name, "/memfd:" LEDGER_NAME " (deleted)", sizeof(name) - 1);
+	return readlink(path_of(fd, &path), name, sizeof(name)) == sizeof(made) - 1 &&
+	       !memcmp(name, made, sizeof(made) - 1);
 }
 
 static int ledger_map(int fd, uint64_t len, unsigned n_threads, struct ledger **ret_ledger,

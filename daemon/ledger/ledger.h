@@ -30,8 +30,8 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	       const struct ledger_far *far, struct ledger **ret_ledger, int *ret_fd);
 /*
  * Takes over what fd, from outside, is said to be: the ledger of this run of a job of so many ranks, made by a daemon of this
- * user. The descriptor stays the caller's. Each tensor takes time and memory: a ledger of more than max_tensors is refused. Returns 0; -ESTALE (of
- * another version), -EPROTO (no ledger, another user's, of another job, or damaged), -ECONNRESET (too few journals are left for these
+ * user. The descriptor stays the caller's. Each tensor takes time and memory: a ledger of more than max_tensors is refused.
+ * Returns 0; -ESTALE (of another version), -EPROTO (no ledger, another user's, of another job, or damaged), -ECONNRESET (too few journals are left for these
  * threads), -ENOMEM, each with words.
  */
 int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, uint32_t max_tensors,
