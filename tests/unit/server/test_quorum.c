@@ -69,42 +69,40 @@ TEST(what_came_too_late_outlives_a_round_without_memory)
 	expect_result(far, push(far, &layout, 4, 0, 32), 32);
 }
 
+/* A job of which this server knows nothing, before its nodes have offered what they keep. */
+static struct layout fresh_layout(struct far *far, uint64_t request_timeout_ms)
+{
+	struct layout layout = quorum_layout(2);
+
+	layout.resume = layout.elsewhere = true;
+	layout.job = 77;
+	if (request_timeout_ms)
+		layout.request_timeout_ms = request_timeout_ms;
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, far_attach(far, i, &layout, i, FAR_INSTANCE + i), 0, NULL);
+	return layout;
+}
+
 /* All have contributed; but one of them has yet to say what was there before this server was. */
 TEST(a_round_that_waits_for_what_is_kept_says_so)
 {
 	_cleanup_(far_freep) struct far *far = far_new(NULL);
-	struct layout layout = quorum_layout(2);
+	struct layout layout = fresh_layout(far, 200);
 	struct data_header offered = {
 		.magic = DATA_MAGIC,
 		.version = DATA_VERSION,
 		.op = DATA_OFFERED,
+		.job = layout.job,
+		.epoch = far_epoch(&layout),
 	};
 	struct asked *asked[2];
 
-	layout.resume = layout.elsewhere = true;
-	layout.request_timeout_ms = 200;
-	layout.job = offered.job = 77;
-	offered.epoch = far_epoch(&layout);
-	for (uint32_t i = 0; i < 2; i++)
-		far_expect(far, far_attach(far, i, &layout, i, FAR_INSTANCE + i), 0, NULL);
 	far->ops->notice(far, 0, &offered, NULL);
 	for (uint32_t i = 0; i < 2; i++)
 		asked[i] = push(far, &layout, 1, i, 1);
 	for (uint32_t i = 0; i < 2; i++)
 		far_expect(far, asked[i], -ETIMEDOUT,
 			   "round 1: rank 1 has not offered what they keep within 0.2 s");
-}
-
-/* A job of which this server knows nothing, before its nodes have offered what they keep. */
-static struct layout fresh_layout(struct far *far)
-{
-	struct layout layout = quorum_layout(2);
-
-	layout.resume = layout.elsewhere = true;
-	layout.job = 77;
-	for (uint32_t i = 0; i < 2; i++)
-		far_expect(far, far_attach(far, i, &layout, i, FAR_INSTANCE + i), 0, NULL);
-	return layout;
 }
 
 static struct asked *offer(struct far *far, const struct layout *layout, uint64_t round,
@@ -140,7 +138,7 @@ static struct asked *push_again(struct far *far, const struct layout *layout, ui
 TEST(what_comes_again_and_again_is_answered)
 {
 	_cleanup_(far_freep) struct far *far = far_new(NULL);
-	struct layout layout = fresh_layout(far);
+	struct layout layout = fresh_layout(far, 0);
 	struct asked *offered = offer(far, &layout, 1, 0), *asked = NULL, *before;
 
 	far_expect_waiting(far, offered);
