@@ -525,9 +525,15 @@ void slot_hold(struct slot *slot)
 	slot->held = true;
 }
 
+/* Which lists of calls have had one of the node: behind slot->behind. */
+static uint8_t *calls_of(const struct slot *slot, uint32_t node)
+{
+	return slot->behind + slot->job->n_nodes + node;
+}
+
 void slot_put_call(struct slot *slot, struct list *list, struct delivery *delivery)
 {
-	uint8_t *calls = &slot->behind[slot->job->n_nodes + delivery->header.node];
+	uint8_t *calls = calls_of(slot, delivery->header.node);
 	uint8_t bit = list == &slot->again ? 1 : 2;
 	struct delivery *old;
 

@@ -112,8 +112,7 @@ struct slot {
 	const void **more_inputs; /* room for these, too, or NULL */
 	uint8_t *came_late;	  /* by node: since the sum began */
 	uint8_t *behind;	  /* by node: part->behind counts it */
-	/* Behind these, by node: which of `again` and `offers` has had a call of it. */
-	struct rows *rows; /* push_pull_rows */
+	struct rows *rows;	  /* push_pull_rows */
 
 	/* Of a job with resume; see keep.h. */
 	bool kept;
