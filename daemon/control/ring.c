@@ -16,8 +16,6 @@
 
 /* Ring entries taken of one session; then that of another job has its turn. */
 #define RING_BATCH 16
-/* and so many until the clock is looked at, */
-#define CLOCK_EACH 4
 /* So long in all, until others that the loop serves have theirs. */
 #define RING_TURN_NS (250 * NSEC_PER_USEC)
 /* Packets taken of one session; then another has its turn. */
@@ -570,9 +568,6 @@ static size_t drain(struct session *session, size_t n)
 		submit(session, &entry);
 		if (is_put_off(session))
 			break;
-		/* One that begins a round may have much to tell others. */
-		session->ring.yields = i % CLOCK_EACH == CLOCK_EACH - 1 &&
-				       clock_now_ns() >= session->turn.until_ns;
 	}
 	session->ring.draining = false;
 	return i;
