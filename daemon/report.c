@@ -161,7 +161,8 @@ static int report_status(void *user, struct admin_status *ret_status)
 		.uptime_ms = (clock_now_ns() - daemon->started_ns) / NSEC_PER_MSEC,
 		.epoch = view ? view->epoch : 0,
 		.bytes_held = block_cache_used(daemon->blocks) +
-			      quota_used(&daemon->accounts.total[ACCOUNT_MEMORY]),
+			      quota_used(&daemon->accounts.total[ACCOUNT_MEMORY]) -
+			      quota_used(&daemon->accounts.contributions), /* which are blocks */
 		.n_sessions = daemon->control ? (uint32_t)control_n_sessions(daemon->control) : 0,
 	};
 	unsigned by_rdma;

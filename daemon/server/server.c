@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "server/job/forget.h"
 #include "server/job/job.h"
+#include "server/job/relief.h"
 #include "server/job/store.h"
 #include "server/round/accumulate.h"
 #include "server/round/keep.h"
@@ -177,105 +178,6 @@ static struct job *job_of_call(struct server *server, struct delivery *delivery)
 	return NULL;
 }
 
-/* What a job that ends holds goes in later turns: for so long no other ends. */
-#define RELIEF_NS NSEC_PER_SEC
-
-struct holder {
-	struct job *job;
-	uint64_t owner; /* the job's user; a number of its own where an older agent does not say */
-	uint64_t held;	/* bytes */
-};
-
-/* By owner, and of an owner the job that holds the most first. */
-static int compare_holders(const void *one, const void *other)
-{
-	const struct holder *a = one, *b = other;
-
-	if (a->owner != b->owner)
-		return a->owner < b->owner ? -1 : 1;
-	return (a->held < b->held) - (a->held > b->held);
-}
-
-/* The running jobs that this peer contributes to; NULL: there is no memory. Freed by the caller. */
-static struct holder *holders_of(struct server *server, const struct peer *peer, size_t *ret_n)
-{
-	struct holder *holders;
-	struct job *job;
-	size_t n = 0;
-
-	list_for_each (job, &server->jobs, link)
-		n++;
-	holders = calloc(n + 1, sizeof(*holders));
-	*ret_n = 0;
-	if (!holders)
-		return NULL;
-	n = 0;
-	list_for_each (job, &server->jobs, link) {
-		if (job->state != JOB_RUNNING || job_node_of(job, peer) == NODE_NONE)
-			continue;
-		holders[n] = (struct holder){
-			.job = job,
-			.owner = job->owner.user == USER_NONE ? ((uint64_t)USER_NONE + 1) + n
-							      : job->owner.user,
-			.held = quota_used(job->memory.quota),
-		};
-		n++;
-	}
-	*ret_n = n;
-	return holders;
-}
-
-/* Of the owner whose jobs hold the most, the first; *ret_held: all of them together. */
-static const struct holder *largest_of(const struct holder *holders, size_t n, uint64_t *ret_held)
-{
-	const struct holder *largest = holders, *first = holders;
-	uint64_t held = 0;
-
-	*ret_held = 0;
-	for (size_t i = 0; i < n; i++) {
-		if (holders[i].owner != first->owner) {
-			first = &holders[i];
-			held = 0;
-		}
-		held += holders[i].held;
-		if (held > *ret_held) {
-			*ret_held = held;
-			largest = first;
-		}
-	}
-	return largest;
-}
-
-/*
- * Over its quota the peer would be lost, and with it all of its jobs, of whatever users. Before
- * that, jobs of the user end who holds the most: the largest, until half of that is free.
- */
-static void relieve(struct server *server, const struct peer *peer)
-{
-	_cleanup_(freep) struct holder *holders = NULL;
-	const struct holder *holder;
-	uint64_t now_ns = clock_now_ns(), held, ended = 0;
-	struct failure failure;
-	size_t n;
-
-	if (server->relieved_ns && now_ns - server->relieved_ns < RELIEF_NS)
-		return;
-	holders = holders_of(server, peer, &n);
-	if (!n)
-		return;
-	server->relieved_ns = now_ns;
-	qsort(holders, n, sizeof(*holders), compare_holders);
-	for (holder = largest_of(holders, n, &held); ended < (held + 1) / 2; holder++) {
-		(void)failure_set(
-			&failure, -EDQUOT,
-			"job %s: of what %s has this server hold (peer_quota) its user has most: "
-			"rounds wait for ranks that are behind",
-			holder->job->owner.name, peer_name(peer));
-		ended += holder->held;
-		job_fail(holder->job, &failure, NULL);
-	}
-}
-
 static void pushed(struct job *job, struct delivery *delivery)
 {
 	if (job->nodes[delivery->header.node].attached)
@@ -321,8 +223,7 @@ void server_call_arrived(struct server *server, struct delivery *delivery)
 			forget_call(job, delivery);
 		return;
 	case DATA_PUSH:
-		if (peer_is_crowded(delivery->peer))
-			relieve(server, delivery->peer);
+		relief_for(server, delivery->peer);
 		job = job_of_call(server, delivery);
 		if (job)
 			pushed(job, delivery);

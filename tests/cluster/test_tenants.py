@@ -566,6 +566,42 @@ def test_a_peer_with_the_key_holds_what_it_is_charged_for():
             wait_for('all is given back', lambda: int(server.ctl('status')['bytes_held']) < held + MIB)
 
 
+class Hoarder(Keyed):
+    """One of two nodes of a job, whose other node contributes nothing. What it sends of rounds, the server holds."""
+
+    def hold(self, n):
+        """A round of n bytes more. Returns why its job is over, or None."""
+        self.n = getattr(self, 'n', 0) + 1
+        self.post(wire.D_PUSH, bytes(n), key=1, round=self.n, dtype=2, operation=1, reduction=1, total=n, part_len=n, **self.fields)
+        answer, text = self.call(wire.D_ATTACH, self.body, **self.fields)  # behind it
+        return (answer['status'], text) if answer['op'] == wire.D_ERROR else None
+
+
+def test_what_jobs_have_a_server_hold_ends_with_its_memory():
+    """None of them has half of it, all together twice. The one that has most ends, and each that would after it; no other."""
+    with Cluster(2, 1, colocated=False, options=['--memory=64M', '--block-cache=0', '--peer-timeout=60s']) as cluster:
+        server, hoarders, ended, held = cluster.daemons[2], [], [], []
+        honest = Honest(cluster, (1, 1))
+        honest.step()
+        before = int(server.ctl('status')['bytes_held'])
+
+        def attack():
+            nodes = [[Hoarder(cluster.addresses[2], f'h{i}', 2, node) for node in range(2)] for i in range(5)]
+            hoarders.extend(node for pair in nodes for node in pair)
+            for _ in range(25):
+                for hoarder, _ in nodes:
+                    if hoarder not in ended and (over := hoarder.hold(MIB)):
+                        assert over[0] == errno.EDQUOT and b'(memory) its user has most' in over[1], over
+                        ended.append(hoarder)
+                held.append(int(server.ctl('status')['bytes_held']))
+        honest.beside(attack)
+        print(f'  at most {max(held) / MIB:.0f} MiB were held, {len(ended)} of 5 jobs ended')
+        assert 32 * MIB < max(held) < 64 * MIB and 0 < len(ended) < 5, (held, len(ended))
+        for hoarder in hoarders:
+            hoarder.close()
+        wait_for('all is given back', lambda: int(server.ctl('status')['bytes_held']) < before + MIB)
+
+
 PREFACE = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n'
 
 

@@ -28,6 +28,7 @@ void accounts_init(struct accounts *accounts, const struct accounts_params *para
 {
 	for (unsigned kind = 0; kind < ACCOUNT_KINDS; kind++)
 		quota_init(&accounts->total[kind], params->limits[kind], NULL);
+	quota_init(&accounts->contributions, UINT64_MAX, &accounts->total[ACCOUNT_MEMORY]);
 	accounts->share = params->share;
 	list_init(&accounts->list);
 }

@@ -30,6 +30,8 @@ struct account {
 
 struct accounts {
 	struct quota total[ACCOUNT_KINDS];
+	struct quota
+		contributions; /* of that memory, what jobs have a server hold of rounds: no user has a share */
 	unsigned share; /* percent */
 	struct list list;
 };

@@ -4,6 +4,7 @@
  */
 #include "server/job/job.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
 /* Of the peer, the users whose agent it is have a share each: who they are is the peer's word. */
@@ -43,6 +44,31 @@ int charge_account(const struct server *server, const struct peer *peer, uint32_
 	*ret_account =
 		peer_is_self(peer) ? of_this_node(accounts, user) : of_peer(accounts, peer, user);
 	return *ret_account ? 0 : failure_set(failure, -ENOMEM, "out of memory");
+}
+
+struct quota *charge_all(const struct server *server)
+{
+	return server->params.accounts ? &server->params.accounts->contributions : NULL;
+}
+
+/* Of the two limits, the one that has less left. */
+int job_over_quota(const struct job *job, struct failure *failure)
+{
+	const struct quota *own = job->memory.quota;
+	const struct quota *memory = own->parent ? own->parent->parent : NULL;
+
+	if (memory && quota_available(memory) < quota_available(own))
+		return failure_set(failure, -EDQUOT,
+				   "job %s: this server may hold %" PRIu64
+				   " bytes for all (memory), "
+				   "and has no room for more of this job: raise memory, or have "
+				   "fewer operations in flight",
+				   job->owner.name, memory->limit);
+	return failure_set(
+		failure, -EDQUOT,
+		"job %s: a server may hold %" PRIu64 " bytes for it, its job_quota, and "
+		"that is not enough: raise job_quota, or have fewer operations in flight",
+		job->owner.name, own->limit);
 }
 
 int job_charge(struct job *job, uint64_t amount, struct failure *failure)

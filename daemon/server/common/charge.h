@@ -27,5 +27,9 @@ struct memory {
  */
 int charge_account(const struct server *server, const struct peer *peer, uint32_t user,
 		   struct account **ret_account, struct failure *failure);
+/* Of all jobs here: contributions and results; NULL: nobody is charged. */
+struct quota *charge_all(const struct server *server);
+/* The words for a charge of job->memory.quota that was refused. Returns -EDQUOT. */
+int job_over_quota(const struct job *job, struct failure *failure);
 /* Until the job is freed. Returns 0, or -EDQUOT with failure filled. */
 int job_charge(struct job *job, uint64_t amount, struct failure *failure);

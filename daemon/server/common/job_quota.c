@@ -15,16 +15,16 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards spare */
 static struct list spare = LIST_INIT(spare);
 
 /*
- * The last release of a charge still looks at quota->parent after it has brought used to 0: it
- * finds the NULL that has been there all along, since nothing but the limit is written here.
+ * The last release of a charge still goes to quota->parent after it has brought used to 0: the
+ * parent stays, since nothing but the limit is written here.
  */
-struct quota *job_quota_take(uint64_t limit)
+struct quota *job_quota_take(uint64_t limit, struct quota *parent)
 {
 	struct job_quota *found = NULL, *q;
 
 	(void)pthread_mutex_lock(&lock);
 	list_for_each (q, &spare, link) {
-		if (!quota_used(&q->quota)) {
+		if (q->quota.parent == parent && !quota_used(&q->quota)) {
 			found = q;
 			list_remove(&q->link);
 			break;
@@ -35,7 +35,7 @@ struct quota *job_quota_take(uint64_t limit)
 		found = calloc(1, sizeof(*found));
 		if (!found)
 			return NULL;
-		quota_init(&found->quota, limit, NULL);
+		quota_init(&found->quota, limit, parent);
 	}
 	found->quota.limit = limit;
 	return &found->quota;

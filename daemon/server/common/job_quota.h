@@ -10,5 +10,5 @@
 
 struct quota;
 
-struct quota *job_quota_take(uint64_t limit);
+struct quota *job_quota_take(uint64_t limit, struct quota *parent);
 void job_quota_give(struct quota *quota);

@@ -141,7 +141,7 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 		return r;
 	job->node_of_rank = malloc(size * sizeof(*job->node_of_rank));
 	job->nodes = calloc(n_nodes, sizeof(*job->nodes));
-	job->memory.quota = job_quota_take(server->params.job_quota_bytes);
+	job->memory.quota = job_quota_take(server->params.job_quota_bytes, charge_all(server));
 	if (!job->node_of_rank || !job->nodes || !job->memory.quota)
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", name);
 	if (!params->takes_place && job_count(job, failure))

@@ -64,7 +64,9 @@ struct server {
 	struct job *found;  /* of them, the last that was looked up; or NULL */
 	unsigned n_jobs;    /* forming or running */
 	bool closed, draining;
-	uint64_t relieved_ns; /* when a job last ended since its peer was crowded; 0: never */
+	uint64_t relieved_ns; /* when jobs last ended since their peer was crowded; 0: never */
+	uint64_t
+		weighed_ns; /* when all jobs were last weighed against the memory that is left; 0: never */
 	struct over over[SERVER_OVER];	/* a ring */
 	struct over heard[SERVER_OVER]; /* the same, of jobs that were not here */
 	unsigned next_over, next_heard;

@@ -333,11 +333,11 @@ static void add(struct accumulator *a)
 	if (r) {
 		struct failure failure;
 
-		(void)failure_set(
-			&failure, r == QUOTA_E_FULL ? -EDQUOT : r,
-			"job %s: a server may hold %llu bytes for it, its job_quota, and the "
-			"sums that it keeps do not fit",
-			job->owner.name, (unsigned long long)server->params.job_quota_bytes);
+		if (r == QUOTA_E_FULL)
+			(void)job_over_quota(job, &failure);
+		else
+			(void)failure_set(&failure, r, "job %s: a sum: %s", job->owner.name,
+					  strerror(-r));
 		job_fail(job, &failure, NULL);
 		return;
 	}

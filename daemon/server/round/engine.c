@@ -196,12 +196,7 @@ static void fail_whole(struct slot *slot, int r)
 	struct failure failure = { 0 };
 
 	if (r == QUOTA_E_FULL) {
-		(void)failure_set(
-			&failure, -EDQUOT,
-			"job %s: a server may hold %llu bytes for it, its job_quota, and "
-			"a result does not fit: raise job_quota, or have fewer operations "
-			"in flight",
-			job->owner.name, (unsigned long long)job->server->params.job_quota_bytes);
+		(void)job_over_quota(job, &failure);
 		job_fail(job, &failure, NULL);
 		return;
 	}

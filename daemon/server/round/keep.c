@@ -369,6 +369,7 @@ void keep_again(struct slot *slot, struct delivery *delivery)
 	struct job *job = slot->job;
 	uint32_t node = delivery->header.node;
 	uint64_t len = delivery->payload_block ? delivery->header.len : 0, old;
+	struct failure failure;
 
 	if (slot->kept && (slot->safe.is || set_wants(job, &slot->header, node))) {
 		(void)answer_kept(slot, delivery);
@@ -379,7 +380,7 @@ void keep_again(struct slot *slot, struct delivery *delivery)
 	} else {
 		old = slot->from[node]->payload_block ? slot->from[node]->header.len : 0;
 		if (len > old && quota_charge(job->memory.quota, len - old)) {
-			refuse(delivery, -EDQUOT, "job %s: over its job_quota", job->owner.name);
+			delivery_fail(delivery, job_over_quota(job, &failure), failure.text);
 			return;
 		}
 		if (len < old)
@@ -693,8 +694,14 @@ static bool is_news(const struct tensor *tensor, const struct data_header *h)
 
 static void offer_refused(struct job *job, struct delivery *delivery, int r)
 {
-	refuse(delivery, r == QUOTA_E_FULL ? -EDQUOT : r, "job %s: a result: %s", job->owner.name,
-	       r == QUOTA_E_FULL ? "over its job_quota" : strerror(-r));
+	struct failure failure;
+
+	if (r == QUOTA_E_FULL)
+		(void)job_over_quota(job, &failure);
+	else
+		(void)failure_set(&failure, r, "job %s: a result: %s", job->owner.name,
+				  strerror(-r));
+	delivery_fail(delivery, failure.status, failure.text);
 }
 
 /* Nobody has contributed yet, or not all: those who have it will not. */

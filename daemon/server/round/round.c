@@ -280,10 +280,7 @@ void round_over_quota(struct job *job, struct delivery *delivery)
 {
 	struct failure failure = { 0 };
 
-	(void)failure_set(&failure, -EDQUOT,
-			  "job %s: a server may hold %llu bytes for it, its job_quota, and that is "
-			  "not enough: raise job_quota, or have fewer operations in flight",
-			  job->owner.name, (unsigned long long)job->server->params.job_quota_bytes);
+	(void)job_over_quota(job, &failure);
 	delivery_fail(delivery, failure.status, failure.text);
 	job_fail(job, &failure, NULL);
 }

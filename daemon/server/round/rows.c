@@ -337,12 +337,7 @@ static void fail_merge(struct slot *slot)
 	struct node_text node;
 
 	if (status == QUOTA_E_FULL)
-		(void)failure_set(&failure, -EDQUOT,
-				  "job %s: a server may hold %llu bytes for it, its job_quota, and "
-				  "a result does not fit: raise job_quota, or have fewer "
-				  "operations in flight",
-				  job->owner.name,
-				  (unsigned long long)job->server->params.job_quota_bytes);
+		(void)job_over_quota(job, &failure);
 	else if (status == -EINVAL)
 		(void)failure_set(&failure, -EINVAL,
 				  "job %s: push_pull_rows: the rows of %s are not in order, or "

@@ -393,19 +393,25 @@ void far_take_joined(const struct asked *asked, struct layout *layout)
 		ASSERT_INT(m->stripes[i], <, 2);
 }
 
-void far_form(struct far *far, struct layout *layout)
+void far_form_from(struct far *far, uint32_t end, struct layout *layout)
 {
 	struct asked *joins[FAR_ENDS];
 	struct join_change as = { .user = layout->user };
 
+	ASSERT_INT(end + layout->n_nodes, <=, FAR_ENDS);
 	for (uint32_t i = 0; i < layout->n_nodes; i++)
-		joins[i] = far_join(far, i, layout, i, layout->user ? &as : NULL);
+		joins[i] = far_join(far, end + i, layout, i, layout->user ? &as : NULL);
 	for (uint32_t i = 0; i < layout->n_nodes; i++) {
 		far_expect(far, joins[i], 0, NULL);
 		far_take_joined(joins[i], layout);
 	}
 	for (uint32_t i = 0; i < layout->n_nodes; i++)
-		far_expect(far, far_attach(far, i, layout, i, FAR_INSTANCE + i), 0, NULL);
+		far_expect(far, far_attach(far, end + i, layout, i, FAR_INSTANCE + i), 0, NULL);
+}
+
+void far_form(struct far *far, struct layout *layout)
+{
+	far_form_from(far, 0, layout);
 }
 
 uint64_t far_tensor(struct far *far, const struct layout *layout, const char *name, unsigned dtype,

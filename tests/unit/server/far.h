@@ -185,6 +185,8 @@ void far_take_joined(const struct asked *asked, struct layout *layout);
 /* Joins and attaches all nodes; node i by end i. The layout: per_node[i] ranks on node i. */
 struct layout far_layout(const char *name, uint32_t n_nodes, const uint32_t *per_node);
 void far_form(struct far *far, struct layout *layout);
+/* Its first node is this end, the others those after it. */
+void far_form_from(struct far *far, uint32_t end, struct layout *layout);
 /* The key and start of a tensor that all nodes declare. */
 uint64_t far_tensor(struct far *far, const struct layout *layout, const char *name, unsigned dtype,
 		    uint64_t elements, uint64_t *ret_start);

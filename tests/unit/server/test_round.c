@@ -667,18 +667,11 @@ TEST(of_a_crowded_peer_the_largest_job_ends)
 	FAR = far_new(NULL);
 	struct layout small = far_layout("small", 2, NULL), large = far_layout("large", 2, NULL);
 	struct layout apart = far_layout("apart", 2, NULL);
-	struct asked *joins[2], *a, *held;
+	struct asked *a, *held;
 
 	far_form(far, &small);
 	far_form(far, &large);
-	for (uint32_t i = 0; i < 2; i++)
-		joins[i] = far_join(far, 2 + i, &apart, i, NULL);
-	for (uint32_t i = 0; i < 2; i++) {
-		far_expect(far, joins[i], 0, NULL);
-		far_take_joined(joins[i], &apart);
-	}
-	for (uint32_t i = 0; i < 2; i++)
-		far_expect(far, far_attach(far, 2 + i, &apart, i, FAR_INSTANCE + i), 0, NULL);
+	far_form_from(far, 2, &apart);
 	for (uint64_t round = 1; round <= 20; round++)
 		(void)push_as(far, 2, far_push(&apart, 1, round, 0), 1, 4);
 	for (uint64_t round = 1; round < 10; round++)
@@ -721,6 +714,71 @@ TEST(of_a_crowded_peer_jobs_of_the_user_that_has_most_end)
 		far_expect(far, last[i], -EDQUOT, "its user has most");
 	for (unsigned i = 0; i < 2; i++)
 		far_expect_waiting(far, last[i]);
+	far_expect_waiting(far, a);
+}
+
+/* 8 KiB that came in a block, for a round that waits for the other node. */
+static struct asked *push_block(struct far *far, unsigned end, const struct layout *layout,
+				uint64_t round)
+{
+	far->n_calls |= 1;
+	return push_as(far, end, far_push(layout, 1, round, 0), 1, 2048);
+}
+
+/* Before three quarters of the memory are in use, by however many jobs: others' go on, and what they need is there. */
+TEST(where_memory_runs_short_jobs_of_the_user_that_has_most_end)
+{
+	FAR = far_new(&(struct far_options){ .memory = 1 << 20 });
+	const struct quota *memory = &far->accounts.total[ACCOUNT_MEMORY];
+	struct layout modest = far_layout("modest", 2, NULL);
+	struct layout greedy[2] = { far_layout("g0", 2, NULL), far_layout("g1", 2, NULL) };
+	struct asked *a = NULL, *last[ARRAY_SIZE(greedy)] = { 0 };
+	bool ended = false;
+
+	modest.user = 2000;
+	far_form(far, &modest);
+	for (unsigned i = 0; i < ARRAY_SIZE(greedy); i++)
+		far_form(far, &greedy[i]);
+	/* More than either job of the other has when one ends. */
+	for (uint64_t round = 1; round <= 30; round++)
+		a = push_block(far, 0, &modest, round);
+	for (uint64_t round = 1; !ended; round++) {
+		ASSERT_INT(round, <, 40);
+		for (unsigned i = 0; i < ARRAY_SIZE(greedy); i++) {
+			last[i] = push_block(far, 0, &greedy[i], round);
+			ended = ended || last[i]->done;
+		}
+		ASSERT_INT(quota_used(memory), <, 1 << 20);
+	}
+	far_expect(far, last[0], -EDQUOT, "(memory) its user has most");
+	far_expect_waiting(far, last[1]);
+	far_expect_waiting(far, a);
+	far->n_calls |= 1;
+	(void)push_as(far, 1, far_push(&modest, 1, 30, 1), 1, 2048);
+	expect_values(far, a, 2, 2048);
+}
+
+/* Whose a job is, is the word of peers: of jobs of one user, those end that come from where the most is held. */
+TEST(where_memory_runs_short_none_ends_anothers_job_by_his_number)
+{
+	FAR = far_new(&(struct far_options){ .memory = 1 << 20 });
+	struct layout honest = far_layout("honest", 2, NULL);
+	struct layout claimed[4] = { far_layout("c0", 2, NULL), far_layout("c1", 2, NULL),
+				     far_layout("c2", 2, NULL), far_layout("c3", 2, NULL) };
+	struct asked *a = NULL, *last = NULL;
+
+	far_form(far, &honest);
+	for (unsigned i = 0; i < ARRAY_SIZE(claimed); i++)
+		far_form_from(far, 2, &claimed[i]);
+	/* The largest job of all. */
+	for (uint64_t round = 1; round <= 30; round++)
+		a = push_block(far, 0, &honest, round);
+	for (uint64_t round = 1; !last || !last->done; round++) {
+		ASSERT_INT(round, <, 30);
+		for (unsigned i = 0; i < ARRAY_SIZE(claimed) && (!last || !last->done); i++)
+			last = push_block(far, 2, &claimed[i], round);
+	}
+	far_expect(far, last, -EDQUOT, "(memory) its user has most");
 	far_expect_waiting(far, a);
 }
 

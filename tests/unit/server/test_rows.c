@@ -422,8 +422,8 @@ TEST(a_result_that_does_not_fit_ends_the_job)
 	expect_empty(far, push_part(far, &layout, 1, 0, 2, &many, 4 * STEP));
 	a = push_part(far, &layout, 1, 0, 3, &many, 4 * STEP);
 	b = push(far, &layout, 1, 1, NULL, 0);
-	far_expect(far, a, -EDQUOT, "a result does not fit");
-	far_expect(far, b, -EDQUOT, "a result does not fit");
+	far_expect(far, a, -EDQUOT, "raise job_quota");
+	far_expect(far, b, -EDQUOT, "raise job_quota");
 	ASSERT_EQ(far_n_jobs(far), 0);
 }
 

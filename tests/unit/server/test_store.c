@@ -95,8 +95,8 @@ TEST(a_peer_holds_what_it_is_charged_for)
 /* However a job ends, all that was charged to it is given back, and the next job can have its quota. */
 TEST(nothing_stays_charged)
 {
-	struct quota *quota = job_quota_take(1 << 20);
 	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct quota *quota = job_quota_take(1 << 20, &far->accounts.contributions);
 	struct layout layout = far_layout("job", 2, NULL);
 
 	ASSERT_TRUE(quota);
@@ -126,22 +126,22 @@ TEST(nothing_stays_charged)
 		ASSERT_EQ(far_n_jobs(far), 0);
 		ASSERT_EQ(quota_used(quota), 0);
 	}
-	ASSERT_TRUE(job_quota_take(1 << 20) == quota);
+	ASSERT_TRUE(job_quota_take(1 << 20, &far->accounts.contributions) == quota);
 	job_quota_give(quota);
 }
 
 /* One that is still charged stays out of use: a result may be on its way. */
 TEST(charged_quotas_are_not_used_again)
 {
-	struct quota *a = job_quota_take(100), *b;
+	struct quota *a = job_quota_take(100, NULL), *b;
 
 	ASSERT_OK(quota_charge(a, 1));
 	job_quota_give(a);
-	b = job_quota_take(50);
+	b = job_quota_take(50, NULL);
 	ASSERT_TRUE(a != b);
 	job_quota_give(b);
 	quota_release(a, 1);
-	ASSERT_TRUE(job_quota_take(10) == a);
+	ASSERT_TRUE(job_quota_take(10, NULL) == a);
 	ASSERT_EQ(a->limit, 10);
 	job_quota_give(a);
 }

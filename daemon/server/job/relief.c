@@ -1,0 +1,169 @@
+/*
+ * Which jobs end before memory runs out: the running jobs are grouped by user, and within that by
+ * account, and of the group that holds the most the largest jobs fail. server.c calls with each
+ * contribution.
+ */
+#include "server/job/relief.h"
+
+#include "base/clock.h"
+#include "server/job/job.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+/* What a job that ends holds goes in later turns: for so long no other of a crowded peer ends. */
+#define RELIEF_NS NSEC_PER_SEC
+/* Of all jobs it is known what those that end hold: they are only not weighed with each contribution. */
+#define WEIGH_NS (10 * NSEC_PER_MSEC)
+
+struct holder {
+	struct job *job;
+	uint64_t owner; /* the job's user; a number of its own where an older agent does not say */
+	uint64_t held;	/* bytes */
+};
+
+struct holders {
+	struct holder *first;
+	size_t n;
+	uint64_t held;
+};
+
+typedef int compare_fn(const void *one, const void *other);
+
+static int by_owner(const void *one, const void *other)
+{
+	const struct holder *a = one, *b = other;
+
+	return (a->owner > b->owner) - (a->owner < b->owner);
+}
+
+static int by_account(const void *one, const void *other)
+{
+	const struct holder *a = one, *b = other;
+	uintptr_t x = (uintptr_t)a->job->memory.account, y = (uintptr_t)b->job->memory.account;
+
+	return (x > y) - (x < y);
+}
+
+static int largest_first(const void *one, const void *other)
+{
+	const struct holder *a = one, *b = other;
+
+	return (a->held < b->held) - (a->held > b->held);
+}
+
+/* Of the groups whose holders are equal, the one that holds the most. */
+static struct holders largest_group(struct holders all, compare_fn *compare)
+{
+	struct holders largest = { 0 }, group;
+
+	qsort(all.first, all.n, sizeof(*all.first), compare);
+	for (size_t i = 0; i < all.n; i += group.n) {
+		group = (struct holders){ .first = &all.first[i] };
+		while (i + group.n < all.n && !compare(group.first, &group.first[group.n]))
+			group.held += group.first[group.n++].held;
+		if (!i || group.held > largest.held)
+			largest = group;
+	}
+	return largest;
+}
+
+/* Running jobs that the peer contributes to, or all (NULL). first is freed by the caller; NULL: there is no memory. */
+static struct holders holders_of(struct server *server, const struct peer *peer)
+{
+	struct holders all = { 0 };
+	struct job *job;
+	size_t n = 0;
+
+	list_for_each (job, &server->jobs, link)
+		n++;
+	all.first = calloc(n + 1, sizeof(*all.first));
+	if (!all.first)
+		return all;
+	list_for_each (job, &server->jobs, link) {
+		struct holder *holder = &all.first[all.n];
+
+		if (job->state != JOB_RUNNING || (peer && job_node_of(job, peer) == NODE_NONE))
+			continue;
+		*holder = (struct holder){
+			.job = job,
+			.owner = job->owner.user == USER_NONE ? ((uint64_t)USER_NONE + 1) + all.n
+							      : job->owner.user,
+			.held = quota_used(job->memory.quota),
+		};
+		all.held += holder->held;
+		all.n++;
+	}
+	return all;
+}
+
+/* Who it is, is the word of the peers; the account is of where they are: none ends another's jobs by a name. */
+static void end_largest(struct holders all, const char *of, const char *option)
+{
+	struct holders group = largest_group(largest_group(all, by_owner), by_account);
+	const struct holder *holder = group.first;
+	struct failure failure;
+	uint64_t ended = 0;
+
+	qsort(group.first, group.n, sizeof(*group.first), largest_first);
+	for (; ended < (group.held + 1) / 2; holder++) {
+		(void)failure_set(&failure, -EDQUOT,
+				  "job %s: of what %s this server hold (%s) its user has most: "
+				  "rounds wait for ranks that are behind",
+				  holder->job->owner.name, of, option);
+		ended += holder->held;
+		job_fail(holder->job, &failure, NULL);
+	}
+}
+
+static void relieve_peer(struct server *server, const struct peer *peer)
+{
+	uint64_t now_ns = clock_now_ns();
+	char of[ERROR_TEXT_MAX + 1];
+	struct holders all;
+
+	if (server->relieved_ns && now_ns - server->relieved_ns < RELIEF_NS)
+		return;
+	all = holders_of(server, peer);
+	if (all.n) {
+		server->relieved_ns = now_ns;
+		(void)snprintf(of, sizeof(of), "%.200s has", peer_name(peer));
+		end_largest(all, of, "peer_quota");
+	}
+	free(all.first);
+}
+
+/* Three quarters of what jobs may have. */
+static bool is_crowded(uint64_t held, uint64_t available)
+{
+	return held / 3 > available;
+}
+
+static void relieve_all(struct server *server, uint64_t held, uint64_t available)
+{
+	uint64_t now_ns = clock_now_ns();
+	struct holders all;
+
+	if (server->weighed_ns && now_ns - server->weighed_ns < WEIGH_NS)
+		return;
+	server->weighed_ns = now_ns;
+	all = holders_of(server, NULL);
+	/* The rest is of jobs that are over, and will be free. */
+	if (all.n && is_crowded(all.held, available + (held - MIN(held, all.held))))
+		end_largest(all, "jobs have", "memory");
+	free(all.first);
+}
+
+void relief_for(struct server *server, const struct peer *peer)
+{
+	const struct quota *contributions = charge_all(server);
+	uint64_t held, available;
+
+	if (peer_is_crowded(peer))
+		relieve_peer(server, peer);
+	if (!contributions)
+		return;
+	held = quota_used(contributions);
+	available = quota_available(contributions->parent);
+	if (unlikely(is_crowded(held, available)))
+		relieve_all(server, held, available);
+}
