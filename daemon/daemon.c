@@ -169,6 +169,7 @@ static int open_transport(struct daemon *daemon, int listen_fd, const char *list
 		.handshake_timeout_ms = config->hello_timeout,
 		.peer_timeout_ms = config->peer_timeout,
 		.quota_bytes = MIN(config->peer_quota, memory_for_others(config)),
+		.accounts = &daemon->accounts,
 		.checksums = transport_checksums(config),
 		.probes = is_link_known ? TRANSPORT_PROBES_OFF : TRANSPORT_PROBES_AUTO,
 		.congestion = config->congestion,

@@ -44,6 +44,7 @@ struct transport_damaged {
 struct transport_settings {
 	unsigned n_lanes, max_connections;
 	uint64_t handshake_timeout_ns, peer_timeout_ns, quota_bytes;
+	struct accounts *accounts;
 	enum transport_checksums checksums;
 	enum transport_probes probes;
 	bool is_rdma_strict; /* parts may not go by TCP */

@@ -24,7 +24,7 @@ static int make_self(struct transport *transport)
 {
 	int r;
 
-	r = peer_new(transport, PEER_SELF, "this daemon", &transport->self);
+	r = peer_new(transport, PEER_SELF, "this daemon", "", &transport->self);
 	if (r)
 		return error_trace(r);
 	transport->self->id = transport->id;
@@ -99,6 +99,7 @@ static int copy_params(struct transport *transport, const struct transport_param
 	transport->settings.handshake_timeout_ns = params->handshake_timeout_ms * NSEC_PER_MSEC;
 	transport->settings.peer_timeout_ns = params->peer_timeout_ms * NSEC_PER_MSEC;
 	transport->settings.quota_bytes = params->quota_bytes;
+	transport->settings.accounts = params->accounts;
 	transport->settings.checksums = params->checksums;
 	transport->settings.probes = params->probes;
 	(void)snprintf(transport->node, sizeof(transport->node), "%s", params->node);
@@ -283,7 +284,7 @@ int transport_connect(struct transport *transport, const char *address, uint64_t
 	resolved = address_resolve(address, true, false, &addresses, &why);
 	if (resolved && resolved != -EAGAIN)
 		return error_origin(resolved);
-	r = peer_new(transport, PEER_CALLED, address, &peer);
+	r = peer_new(transport, PEER_CALLED, address, "", &peer);
 	if (r)
 		return error_trace(r);
 	if (getrandom(&peer->alias, sizeof(peer->alias), 0) != (ssize_t)sizeof(peer->alias)) {

@@ -211,6 +211,11 @@ struct transport_params {
 	uint64_t
 		quota_bytes; /* bytes held for one peer: its calls until answered, our answers and notices until written;
 				   * a peer over it is lost with a clear reason */
+	/*
+	 * By where peers are, or are called: what comes until the receiver has it, and notices and copied answers until they are
+	 * written. For a delivery's payload the receiver charges whom it likes. A peer over its share is lost, too. NULL: none.
+	 */
+	struct accounts *accounts;
 	enum transport_checksums
 		checksums; /* of what goes by TCP. With a key: if either end asks for them; else if both do */
 	enum transport_probes probes;

@@ -196,7 +196,8 @@ static void fuzz_peer(int mode, int *fds, const uint8_t *data, size_t size, size
 	struct peer *peer;
 
 	n_lost = 0;
-	FUZZ_CHECK(!peer_new(transport, is_caller ? PEER_CALLING : PEER_CALLED, "a fuzzer", &peer));
+	FUZZ_CHECK(!peer_new(transport, is_caller ? PEER_CALLING : PEER_CALLED, "a fuzzer", "",
+			     &peer));
 	list_push_back(&transport->peers, &peer->link);
 	transport->port.n_accepted += is_caller;
 	FUZZ_CHECK(!tcp_lane_add(peer, TAKE_FD(fds[0]), 0, &handshake));

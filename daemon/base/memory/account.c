@@ -95,6 +95,14 @@ struct account *account_get(struct accounts *accounts, struct account *within, c
 	return account_ref(account);
 }
 
+struct account *account_of_peers(struct accounts *accounts, const char *source)
+{
+	char name[sizeof(((struct account *)0)->name)];
+
+	(void)snprintf(name, sizeof(name), "peers from %s", source);
+	return account_get(accounts, NULL, name);
+}
+
 struct account *account_ref(struct account *account)
 {
 	if (account && !account->refs++)

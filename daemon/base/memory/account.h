@@ -23,7 +23,7 @@ enum account_kind {
 struct account {
 	struct list link;
 	struct account *within; /* held while this one is; NULL: of all */
-	char name[80];
+	char name[128];
 	unsigned refs;
 	struct quota quotas[ACCOUNT_KINDS];
 };
@@ -48,6 +48,8 @@ void accounts_done(struct accounts *accounts);
 /* The account of this name, within another or of all (NULL), held until account_put(); NULL: there is no memory. */
 struct account *account_get(struct accounts *accounts, struct account *within, const char *name);
 struct account *account_ref(struct account *account);
+/* The account of all peers that connect from a place (base/source.h). */
+struct account *account_of_peers(struct accounts *accounts, const char *source);
 /* What is charged stays so until it is released. Returns NULL; takes NULL. */
 struct account *account_put(struct account *account);
 /* NULL for NULL: nobody is charged. */

@@ -11,10 +11,9 @@
 static struct account *of_peer(struct accounts *accounts, const struct peer *peer, uint32_t user)
 {
 	struct account *whole, *account;
-	char name[80];
+	char name[128];
 
-	(void)snprintf(name, sizeof(name), "peers from %s", peer_source(peer));
-	whole = account_get(accounts, NULL, name);
+	whole = account_of_peers(accounts, peer_source(peer));
 	if (!whole || user == USER_NONE)
 		return whole;
 	(void)snprintf(name, sizeof(name), "user %u of peers from %s", user, peer_source(peer));
@@ -25,7 +24,7 @@ static struct account *of_peer(struct accounts *accounts, const struct peer *pee
 
 static struct account *of_this_node(struct accounts *accounts, uint32_t user)
 {
-	char name[80];
+	char name[128];
 
 	if (user == USER_NONE)
 		return account_get(accounts, NULL, "this node");

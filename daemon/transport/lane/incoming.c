@@ -9,6 +9,8 @@
 #include "transport/peer/delivery.h"
 #include "transport/peer/peer.h"
 
+#include <inttypes.h>
+
 /* As many are kept for reuse: some MiB. */
 #define KEPT_MAX 8192
 
@@ -63,22 +65,48 @@ static void incoming_give(struct transport *transport, struct incoming *incoming
 	/* Else its lane broke, and it ends on another's thread: its place stays empty. */
 }
 
+static int charge_peer(struct peer *peer, uint64_t amount)
+{
+	if (quota_charge(&peer->quota, amount))
+		return QUOTA_E_FULL;
+	if (!quota_charge(&peer->held, amount))
+		return 0;
+	quota_release(&peer->quota, amount);
+	return QUOTA_E_FULL;
+}
+
+static void release_peer(struct peer *peer, uint64_t charged, uint64_t held)
+{
+	quota_release(&peer->held, held);
+	quota_release(&peer->quota, charged);
+}
+
+/* Of the two limits, the one that has less left. */
+int incoming_over_quota(const struct peer *peer, uint32_t payload_len, struct failure *failure)
+{
+	if (peer->account && quota_available(&peer->quota) >= sizeof(struct incoming) + payload_len)
+		return account_full(peer->account, ACCOUNT_MEMORY, failure);
+	return failure_set(failure, -EDQUOT,
+			   "it would have us hold more than %" PRIu64 " bytes for it",
+			   peer->quota.limit);
+}
+
 int incoming_new(struct peer *peer, struct lane *lane, uint32_t payload_len,
 		 struct incoming **ret_incoming)
 {
 	struct incoming *incoming;
 	uint64_t charge = lane ? sizeof(*incoming) + payload_len : 0;
 
-	if (quota_charge(&peer->quota, charge))
+	if (charge_peer(peer, charge))
 		return QUOTA_E_FULL;
 	incoming = incoming_take(peer->transport, !lane || !lane->worker->thread);
 	if (!incoming) {
-		quota_release(&peer->quota, charge);
+		release_peer(peer, charge, charge);
 		return error_origin(-ENOMEM);
 	}
 	incoming->delivery.peer = peer;
 	incoming->lane = lane;
-	incoming->charged = charge;
+	incoming->charged = incoming->held = charge;
 	incoming->message.mail.run = peer->home->arrived;
 	incoming->rail = RAIL_TCP;
 	list_init(&incoming->link);
@@ -91,7 +119,7 @@ struct incoming *incoming_free(struct incoming *incoming)
 	if (!incoming)
 		return NULL;
 	block_unref(incoming->delivery.payload_block);
-	quota_release(&incoming->delivery.peer->quota, incoming->charged);
+	release_peer(incoming->delivery.peer, incoming->charged, incoming->held);
 	incoming_give(incoming->delivery.peer->transport, incoming);
 	return NULL;
 }

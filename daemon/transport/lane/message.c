@@ -96,14 +96,15 @@ static int begin_incoming(struct lane *lane)
 {
 	const struct data_header *header = &lane->input.header;
 	struct incoming *incoming;
+	struct failure failure;
 	int r;
 
 	if (header->cookie && lane->makes_calls)
 		return lane_protocol_error(lane, "a call from the side that answers");
 	r = incoming_new(lane->peer, lane, header->len, &incoming);
 	if (r == QUOTA_E_FULL) {
-		lane_fail(lane, -EDQUOT, "it would have us hold more than %" PRIu64 " bytes for it",
-			  lane->peer->quota.limit);
+		(void)incoming_over_quota(lane->peer, header->len, &failure);
+		lane_fail(lane, -EDQUOT, "%s", failure.text);
 		return -EDQUOT;
 	}
 	if (r)

@@ -15,6 +15,15 @@ static void incoming_send(struct incoming *incoming);
 static void incoming_deliver(struct incoming *incoming);
 static void incoming_moved(struct incoming *incoming);
 
+/* Whoever has its payload now charges for that. */
+static void incoming_hand_over(struct incoming *incoming)
+{
+	uint64_t len = incoming->held - MIN(incoming->held, (uint64_t)sizeof(*incoming));
+
+	incoming->held -= len;
+	quota_release(&incoming->delivery.peer->held, len);
+}
+
 static void incoming_deliver(struct incoming *incoming)
 {
 	struct peer *peer = incoming->delivery.peer;
@@ -24,6 +33,7 @@ static void incoming_deliver(struct incoming *incoming)
 	if (incoming->lane->rdma || incoming->lane->is_spare)
 		list_push_back(&peer->arrived, &incoming->link);
 	lane_begin_business(incoming->lane);
+	incoming_hand_over(incoming);
 	transport->ops->call_arrived(transport->user, &incoming->delivery);
 }
 
@@ -186,14 +196,15 @@ void incoming_arrive(struct mail *mail)
 	}
 }
 
-/* The answer, with its payload in a block. */
-static void incoming_fill(struct incoming *incoming, const struct data_header *header,
-			  struct block *block, const void *payload)
+/* The answer, with its payload in a block. Returns 0, or QUOTA_E_FULL: it is to be copied, and the peer reads none. */
+static int incoming_fill(struct incoming *incoming, const struct data_header *header,
+			 struct block *block, const void *payload)
 {
 	struct transport *transport = incoming->delivery.peer->transport;
 	struct block *asked = incoming->delivery.payload_block;
 	struct data_header *answer = &incoming->delivery.header;
 	uint32_t cookie = answer->cookie;
+	int r = 0;
 
 	if (answer != header)
 		*answer = *header;
@@ -205,16 +216,21 @@ static void incoming_fill(struct incoming *incoming, const struct data_header *h
 	if (answer->len && block) {
 		assert(answer->len <= block->len);
 		incoming->delivery.payload_block = block_ref(block);
-	} else if (answer->len && block_new(transport->blocks, answer->len, NULL,
-					    &incoming->delivery.payload_block)) {
+	} else if (answer->len) {
+		r = block_new(transport->blocks, answer->len, &incoming->delivery.peer->held,
+			      &incoming->delivery.payload_block);
+		if (!r)
+			metric_copy(&transport->copied, incoming->delivery.payload_block->data,
+				    payload, answer->len);
+	}
+	block_unref(asked);
+	if (r == -ENOMEM) {
 		answer->op = DATA_ERROR;
 		answer->status = ENOMEM;
 		answer->len = 0;
-	} else if (answer->len) {
-		metric_copy(&transport->copied, incoming->delivery.payload_block->data, payload,
-			    answer->len);
+		return 0;
 	}
-	block_unref(asked);
+	return r;
 }
 
 /* From now on what counts is the answer, until it is written. Returns 0 or QUOTA_E_FULL. */
@@ -280,8 +296,7 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 		incoming_free(incoming);
 		return;
 	}
-	incoming_fill(incoming, header, block, payload);
-	if (incoming_recharge(incoming)) {
+	if (incoming_fill(incoming, header, block, payload) || incoming_recharge(incoming)) {
 		list_remove(&incoming->link);
 		incoming_free(incoming);
 		peer_kill(peer, "it does not take its answers: over the quota of a peer");

@@ -14,9 +14,9 @@ struct incoming {
 	struct delivery delivery;
 	struct message
 		message; /* the answer. Before, its mail goes home, and its target and priority are as asked for */
-	struct lane *lane; /* NULL: from ourselves */
-	struct call *call; /* in-process: who waits; NULL once it was ended without us */
-	uint64_t charged;
+	struct lane *lane;	/* NULL: from ourselves */
+	struct call *call;	/* in-process: who waits; NULL once it was ended without us */
+	uint64_t charged, held; /* to its peer's quota; of that as held, by nobody else's account */
 	/* Of calls that came over an RDMA lane, or a spare one; home but for target and window. */
 	struct rdma_window *window; /* the worker's: through which the payload comes */
 	struct list
@@ -32,10 +32,12 @@ struct incoming {
 
 #define RAIL_TCP UINT_MAX
 
-/* With room for a header, which the caller writes. Charges the peer's quota. Returns 0, QUOTA_E_FULL, or -ENOMEM. */
+/* With room for a header, which the caller writes. Charges the peer. Returns 0, QUOTA_E_FULL, or -ENOMEM. */
 int incoming_new(struct peer *peer, struct lane *lane, uint32_t payload_len,
 		 struct incoming **ret_incoming);
 struct incoming *incoming_free(struct incoming *incoming);
+/* The words for a QUOTA_E_FULL. */
+int incoming_over_quota(const struct peer *peer, uint32_t payload_len, struct failure *failure);
 /* Complete: hands it to the receiver. Home thread. */
 void incoming_arrive(struct mail *mail);
 /* The lane lets its answer go: written, or never to be on this lane. The lane's thread. */

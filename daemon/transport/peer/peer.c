@@ -29,8 +29,28 @@ static const struct lane_home home = {
 
 /* Names and life */
 
+/* Of small things many have one charge. */
+#define HELD_BATCH (UINT64_C(64) << 10)
+
+static int open_account(struct peer *peer)
+{
+	struct accounts *accounts = peer->transport->settings.accounts;
+	char name[sizeof(peer->account->name)];
+
+	if (accounts && peer->kind == PEER_CALLED) {
+		(void)snprintf(name, sizeof(name), "peer at %s", peer->address);
+		peer->account = account_get(accounts, NULL, name);
+	} else if (accounts && peer->kind == PEER_CALLING) {
+		peer->account = account_of_peers(accounts, peer->source);
+	}
+	quota_init(&peer->held, peer->transport->settings.quota_bytes,
+		   account_quota(peer->account, ACCOUNT_MEMORY));
+	peer->held.batch = HELD_BATCH;
+	return accounts && peer->kind != PEER_SELF && !peer->account ? error_origin(-ENOMEM) : 0;
+}
+
 int peer_new(struct transport *transport, enum peer_kind kind, const char *address,
-	     struct peer **ret_peer)
+	     const char *source, struct peer **ret_peer)
 {
 	struct peer *peer = calloc(1, sizeof(*peer));
 
@@ -43,6 +63,7 @@ int peer_new(struct transport *transport, enum peer_kind kind, const char *addre
 	peer->timer.expired = peer_on_timer;
 	(void)snprintf(peer->address, sizeof(peer->address), "%s", address);
 	(void)snprintf(peer->name, sizeof(peer->name), "%s", address);
+	(void)snprintf(peer->source, sizeof(peer->source), "%s", source);
 	list_init(&peer->link);
 	list_init(&peer->lanes);
 	list_init(&peer->arrived);
@@ -51,6 +72,10 @@ int peer_new(struct transport *transport, enum peer_kind kind, const char *addre
 	list_init(&peer->waiting);
 	list_init(&peer->notices);
 	quota_init(&peer->quota, transport->settings.quota_bytes, NULL);
+	if (open_account(peer)) {
+		free(peer);
+		return error_origin(-ENOMEM);
+	}
 	*ret_peer = peer;
 	return 0;
 }
@@ -84,6 +109,8 @@ struct peer *peer_free(struct peer *peer)
 	peer->transport->hooks->rdma_free(peer);
 	drop_notices(peer);
 	list_remove(&peer->link);
+	quota_done(&peer->held);
+	(void)account_put(peer->account);
 	free(peer);
 	return NULL;
 }
@@ -537,7 +564,7 @@ void lane_end_business(struct lane *lane)
 int notice_new(struct peer *peer, const struct data_header *header, const void *payload,
 	       struct notice **ret_notice)
 {
-	struct quota *quota = peer->kind == PEER_SELF ? NULL : &peer->quota;
+	struct quota *quota = peer->kind == PEER_SELF ? NULL : &peer->held;
 	struct notice *notice = held_new(quota, sizeof(*notice) + header->len);
 
 	if (!notice)

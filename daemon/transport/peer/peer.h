@@ -1,6 +1,7 @@
 /* Peers: the objects that calls name, their lanes being made, calls on them, and what RDMA is asked for. Home thread. */
 #pragma once
 
+#include "base/memory/account.h"
 #include "base/quota.h"
 #include "base/source.h"
 #include "transport/common/address.h"
@@ -56,7 +57,9 @@ struct peer {
 	uint64_t features;	 /* DATA_FEATURE_* of both sides */
 	struct rdma_peer *rdma;	 /* NULL: not both sides have it */
 	struct loop_timer timer; /* armed while there is business, and one turn longer */
-	struct quota quota;	 /* any thread */
+	struct quota quota;	 /* all that is held for it; any thread */
+	struct quota held;	 /* of that, what nobody else is charged for; any thread */
+	struct account *account; /* whose that is; NULL: nobody's */
 	_Atomic uint64_t parts;	 /* any thread: part_bytes << 32 | n_nodes of its newest job */
 	struct mail mail;
 	bool is_posted;
@@ -64,7 +67,7 @@ struct peer {
 };
 
 int peer_new(struct transport *transport, enum peer_kind kind, const char *address,
-	     struct peer **ret_peer);
+	     const char *source, struct peer **ret_peer);
 /* Frees a peer that is lost and held by nobody; else does nothing. */
 void peer_free_if_unused(struct peer *peer);
 struct peer *peer_free(struct peer *peer);

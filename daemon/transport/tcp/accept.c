@@ -41,12 +41,11 @@ static int make_caller(struct transport *transport, const struct handshake *h,
 	struct peer *peer;
 	int r;
 
-	r = peer_new(transport, PEER_CALLING, h->address, &peer);
+	r = peer_new(transport, PEER_CALLING, h->address, h->from, &peer);
 	if (r)
 		return error_trace(r);
 	peer->id = h->theirs.sender;
 	peer->group = h->theirs.lane >> 8;
-	(void)memcpy(peer->source, h->from, sizeof(peer->source));
 	peer->state = PEER_UP;
 	peer_set_node(peer, h->theirs.name);
 	list_push_back(&transport->peers, &peer->link);

@@ -160,10 +160,10 @@ TEST(what_is_not_read_goes_in_pieces)
 			ASSERT_OK(peer_notice(peer, &notice, text));
 		fd_close(fd);
 		/* On a thread it is not over when all ends. */
-		held = quota_used(&peer->quota);
+		held = quota_used(&peer->held);
 		while (!v && !pair->b.n_lost) {
-			n_turns += quota_used(&peer->quota) < held;
-			held = quota_used(&peer->quota);
+			n_turns += quota_used(&peer->held) < held;
+			held = quota_used(&peer->held);
 			ASSERT_OK(loop_turn(pair->loop, 0));
 		}
 		ASSERT_TRUE(v || n_turns > 2);
@@ -317,6 +317,43 @@ TEST(the_quota_of_a_peer)
 		PAIR_UNTIL(pair, pair->b.n_lost);
 		ASSERT_CONTAINS(pair->b.lost_why, "it would have us hold more than 60000 bytes");
 		fd_close(fd);
+	}
+}
+
+/* Many peers of one place, each with half a message: those that are within its share of the memory go on. */
+TEST(what_peers_of_one_place_may_have_half)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
+		struct pair_config config = { .variant = variants[v], .memory = 1 << 20 };
+		_cleanup_(pair_freep) struct pair *pair = pair_new_serving(&config);
+		const struct quota *memory = &pair->b.accounts.total[ACCOUNT_MEMORY];
+		static char payload[200000];
+		struct data_header header;
+		char answer[sizeof(header) + sizeof(payload)];
+		int fds[3];
+
+		raw_push_header(&header, 1, sizeof(payload));
+		for (unsigned i = 0; i < ARRAY_SIZE(fds); i++) {
+			fds[i] = raw_shake(pair, transport_port(pair->b.transport), NULL, 5 + i, 0);
+			raw_send(pair, fds[i], &header, sizeof(header));
+			raw_send(pair, fds[i], payload, sizeof(payload) / 2);
+			if (i < 2)
+				PAIR_UNTIL(pair, quota_used(memory) > (i + 1) * sizeof(payload));
+		}
+		PAIR_UNTIL(pair, pair->b.n_lost);
+		ASSERT_CONTAINS(pair->b.lost_why, "peers from 127.0.0.1 has ");
+		ASSERT_CONTAINS(pair->b.lost_why, "over its share (user_share, 50 %)");
+		for (unsigned i = 0; i < 2; i++) {
+			raw_send(pair, fds[i], payload, sizeof(payload) / 2);
+			pair_echo(pair, pair_take(pair));
+			ASSERT_EQ(raw_receive(pair, fds[i], answer, sizeof(answer)),
+				  sizeof(answer));
+		}
+		ASSERT_EQ(pair->b.n_lost, 1);
+		/* The payload is charged to whoever has it now: all who are connected have small things alone. */
+		ASSERT_INT(quota_used(memory), <, sizeof(payload));
+		for (unsigned i = 0; i < ARRAY_SIZE(fds); i++)
+			fd_close(fds[i]);
 	}
 }
 

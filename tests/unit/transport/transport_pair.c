@@ -87,6 +87,7 @@ void pair_params(struct pair *pair, const struct pair_config *config, struct pai
 		.handshake_timeout_ms = config->handshake_timeout_ms ?: 60000,
 		.peer_timeout_ms = config->peer_timeout_ms ?: 60000,
 		.quota_bytes = config->quota_bytes ?: UINT64_MAX,
+		.accounts = &side->accounts,
 		.checksums = config->no_checksums     ? TRANSPORT_CHECKSUMS_OFF
 			     : config->auto_checksums ? TRANSPORT_CHECKSUMS_AUTO
 						      : TRANSPORT_CHECKSUMS_ON,
@@ -103,10 +104,15 @@ void pair_params(struct pair *pair, const struct pair_config *config, struct pai
 		config->adjust(ret_params);
 }
 
-static void side_init(struct pair *pair, struct pair_side *side)
+static void side_init(struct pair *pair, const struct pair_config *config, struct pair_side *side)
 {
 	side->pair = pair;
 	list_init(&side->deliveries);
+	accounts_init(&side->accounts,
+		      &(struct accounts_params){
+			      .limits[ACCOUNT_MEMORY] = config->memory ?: UINT64_MAX,
+			      .share = 50,
+		      });
 }
 
 struct pair *pair_new_alone(const struct pair_config *config)
@@ -115,8 +121,8 @@ struct pair *pair_new_alone(const struct pair_config *config)
 	struct transport_params params;
 
 	ASSERT_TRUE(pair);
-	side_init(pair, &pair->a);
-	side_init(pair, &pair->b);
+	side_init(pair, config, &pair->a);
+	side_init(pair, config, &pair->b);
 	ASSERT_OK(loop_new(&pair->loop));
 	ASSERT_OK(block_cache_new(64 << 20, &pair->blocks));
 	pair_params(pair, config, &pair->a, &params);
@@ -186,6 +192,9 @@ struct pair *pair_free(struct pair *pair)
 	side_done(&pair->a);
 	transport_free(pair->b.transport);
 	transport_free(pair->a.transport);
+	/* Asserts that nothing is charged. */
+	accounts_done(&pair->b.accounts);
+	accounts_done(&pair->a.accounts);
 	block_cache_free(pair->blocks);
 	loop_free(pair->loop);
 	free(pair);

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "base/memory/account.h"
 #include "base/memory/block.h"
 #include "test.h"
 #include "transport/transport.h"
@@ -20,6 +21,7 @@ struct pair_config {
 	const char *key_a, *key_b;				     /* NULL: none */
 	uint64_t handshake_timeout_ms, peer_timeout_ms, quota_bytes; /* 0: long, much */
 	unsigned max_connections;				     /* 0: many */
+	uint64_t memory; /* of each side's accounts, half of which one place may have; 0: much */
 	enum transport_kind kind;	   /* with is_rdma; 0: RDMA alone */
 	bool no_checksums, auto_checksums; /* neither: on */
 	bool has_two_rails;		   /* b has both devices */
@@ -37,6 +39,7 @@ struct pair_notice {
 struct pair_side {
 	struct pair *pair;
 	struct transport *transport;
+	struct accounts accounts;
 	struct list deliveries; /* by delivery.link, in order of arrival */
 	unsigned n_deliveries, n_lost, n_notices;
 	struct pair_notice notices[64];
