@@ -148,6 +148,57 @@ bool pack_has_at_most(const void *data, size_t len, size_t max)
 	return n <= max;
 }
 
+/* Takes a field's tag alone. Returns the field, or NULL, and how it is written. */
+static const ProtobufCFieldDescriptor *take_tag(const ProtobufCMessageDescriptor *descriptor,
+						const uint8_t **at, const uint8_t *end,
+						unsigned *ret_wire)
+{
+	uint64_t tag;
+
+	*ret_wire = UINT_MAX;
+	if (!take_varint(at, end, &tag) || tag >> 3 > UINT_MAX)
+		return NULL;
+	*ret_wire = tag & 7;
+	return protobuf_c_message_descriptor_get_field(descriptor, (unsigned)(tag >> 3));
+}
+
+/*
+ * Whether fields come as often as they may, inside of fields too: what we write has no more, and others would have us take
+ * one apart for each two bytes. Bytes that are no message pass: they are refused where they are unpacked.
+ */
+static bool is_lean(const ProtobufCMessageDescriptor *descriptor, const uint8_t *at,
+		    const uint8_t *end)
+{
+	unsigned n_unknown = 0, wire;
+	uint64_t seen = 0;
+
+	assert(descriptor->n_fields <= 64);
+	while (at < end) {
+		const uint8_t *value = at;
+		const ProtobufCFieldDescriptor *field = take_tag(descriptor, &value, end, &wire);
+		uint64_t bit, len;
+
+		if (!take_field(&at, end))
+			return true;
+		if (!field) {
+			if (++n_unknown > PACK_UNKNOWN_MAX)
+				return false;
+			continue;
+		}
+		bit = UINT64_C(1) << (field - descriptor->fields);
+		/* Numbers of a repeated field come in one piece. */
+		if (seen & bit && (field->label != PROTOBUF_C_LABEL_REPEATED ||
+				   field->flags & PROTOBUF_C_FIELD_FLAG_PACKED))
+			return false;
+		seen |= bit;
+		if (field->type == PROTOBUF_C_TYPE_MESSAGE &&
+		    wire == PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED && take_varint(&value, at, &len) &&
+		    !is_lean(field->descriptor, value, at))
+			return false;
+	}
+	return true;
+}
+
 int unpack(const ProtobufCMessageDescriptor *descriptor, const void *data, size_t len,
 	   ProtobufCMessage **ret_message)
 {
@@ -159,6 +210,8 @@ int unpack(const ProtobufCMessageDescriptor *descriptor, const void *data, size_
 
 	if (MUL_OVERFLOW(len, (size_t)PACK_ARENA_FACTOR, &limit) ||
 	    ADD_OVERFLOW(limit, (size_t)PACK_ARENA_FLOOR, &limit))
+		return -EPROTO;
+	if (len && !is_lean(descriptor, data, (const uint8_t *)data + len))
 		return -EPROTO;
 	/* Most messages then need this one malloc; those with many small fields a few more. */
 	r = arena_new(descriptor->sizeof_message + 2 * len + 256, limit, &arena);

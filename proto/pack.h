@@ -11,10 +11,13 @@
 /* Arena limit as a multiple of the packed size, plus a floor: an honest message never needs more. */
 #define PACK_ARENA_FACTOR 64
 #define PACK_ARENA_FLOOR  4096
+/* Fields of a message that a later version may have, and this one does not know. */
+#define PACK_UNKNOWN_MAX 64
 
 /*
  * Unpacks len bytes. Returns 0 and a message to be released with unpack_free(); -EPROTO when the bytes are not such a
- * message, a required field is missing, or it would need more memory than its size justifies; -ENOMEM.
+ * message, a required field is missing, one that comes once comes again, too many are not known, or it would need more memory
+ * than its size justifies; -ENOMEM.
  */
 int unpack(const ProtobufCMessageDescriptor *descriptor, const void *data, size_t len,
 	   ProtobufCMessage **ret_message);
