@@ -39,7 +39,7 @@ static void fail_slot(struct slot *slot, int status, const char *text)
 
 static void free_slot(struct slot *slot)
 {
-	quorum_count(slot);
+	quorum_count_all(slot);
 	keep_forget(slot);
 	slot->rows = rows_free(slot);
 }
@@ -98,6 +98,7 @@ int server_new(const struct server_params *params, struct server **ret_server)
 	server->params = *params;
 	server->hooks = &hooks;
 	list_init(&server->jobs);
+	list_init(&server->joins);
 	metric_start(&server->bytes_summed, "bps_server_bytes_summed_total",
 		     "Bytes of contributions that were summed here.");
 	metric_start(&server->rounds, "bps_server_part_rounds_total",
@@ -123,6 +124,7 @@ void server_close(struct server *server)
 
 	server->closed = true;
 	(void)failure_set(&failure, -ESHUTDOWN, "the server is shutting down");
+	form_joins_end(server, NULL, failure.status, failure.text);
 	list_for_each_safe (job, tmp, &server->jobs, link) {
 		job_hold(job);
 		job_end(job, &failure);
@@ -326,6 +328,7 @@ void server_peer_lost(struct server *server, struct peer *peer, const char *why)
 {
 	struct job *job, *tmp;
 
+	form_joins_end(server, peer, -ECONNRESET, why);
 	list_for_each_safe (job, tmp, &server->jobs, link) {
 		if (job->state == JOB_FORMING && job_node_of(job, peer) != NODE_NONE)
 			form_lost(job, peer);

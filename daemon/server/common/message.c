@@ -175,7 +175,7 @@ int join_decode(const void *data, size_t len, struct join **ret_join, struct fai
 	join->resume = m->resume;
 	join->elastic = m->elastic;
 	join->min_ranks = m->min_ranks;
-	join->max_ranks = m->max_ranks;
+	join->max_ranks = MIN(m->max_ranks, JOB_RANKS_MAX);
 	join->regroups = m->regroups;
 	join->newcomers = MIN(m->newcomers, JOB_RANKS_MAX);
 	join->membership = m->membership;
@@ -382,7 +382,7 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 		attach->part_bytes = m->home->part_bytes;
 		attach->epoch = m->home->epoch;
 		attach->min_ranks = m->home->min_ranks;
-		attach->max_ranks = m->home->max_ranks;
+		attach->max_ranks = MIN(m->home->max_ranks, JOB_RANKS_MAX);
 		attach->view_digest = m->home->view_digest;
 	}
 	r = take_stragglers(m->stragglers, m->name, m->size, m->n_nodes, &attach->stragglers,

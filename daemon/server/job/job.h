@@ -64,6 +64,8 @@ struct server {
 	struct job *found;  /* of them, the last that was looked up; or NULL */
 	unsigned n_jobs;    /* forming or running */
 	bool closed, draining;
+	struct list joins; /* deliveries that wait for those before them: form.c */
+	struct chore join;
 	uint64_t relieved_ns; /* when jobs last ended since their peer was crowded; 0: never */
 	uint64_t
 		weighed_ns; /* when all jobs were last weighed against the memory that is left; 0: never */

@@ -6,7 +6,7 @@
 #include "server/job/store.h"
 
 /* Nodes that are answered at once where a round fails; and in a step where it does so by and by, or those of one slot. */
-#define FAIL_NODES 16384
+#define FAIL_NODES 256
 #define FAIL_STEP  2048
 /* Parts of tensors that were forgotten, in a step. */
 #define DROP_STEP 16
@@ -660,8 +660,7 @@ void round_fail_slots(struct round *round, const struct failure *failure)
 	if (round->failing)
 		return;
 	/* Without memory for the words there is no later. */
-	if (round->n_slots > STORE_MANY ||
-	    round->n_slots * round->tensor->job->n_nodes > FAIL_NODES)
+	if (round->n_slots * round->tensor->job->n_nodes > FAIL_NODES)
 		round->failing = held_new(job_memory(round->tensor->job), sizeof(*failure));
 	if (!round->failing) {
 		fail_now(round, failure);

@@ -132,6 +132,7 @@ static void end_older(struct server *server, uint64_t number, const struct attac
 	struct failure failure = { 0 };
 	struct job *job, *tmp;
 
+	/* None of what happens here ends another job than the one that is looked at. */
 	list_for_each_safe (job, tmp, &server->jobs, link) {
 		struct job_node *node;
 

@@ -680,7 +680,7 @@ static bool form_is_fresh(const struct job *job, const struct join *join, const 
 	       join->node < job->n_nodes && !check_node(job, join, peer, &failure);
 }
 
-void form_join(struct server *server, struct delivery *delivery)
+static void take_join(struct server *server, struct delivery *delivery)
 {
 	_cleanup_(join_freep) struct join *join = NULL;
 	struct account *account = NULL;
@@ -729,6 +729,48 @@ void form_join(struct server *server, struct delivery *delivery)
 		return;
 	}
 	form_add(job, TAKE_PTR(join), delivery);
+}
+
+/* One at a time: each may be long, and end a job. */
+static bool on_join(struct chore *chore)
+{
+	struct server *server = container_of(chore, struct server, join);
+	struct delivery *delivery = list_first(&server->joins, struct delivery, link);
+
+	if (delivery) {
+		list_remove(&delivery->link);
+		take_join(server, delivery);
+	}
+	return !list_empty(&server->joins);
+}
+
+void form_join_later(struct server *server, struct delivery *delivery)
+{
+	list_push_back(&server->joins, &delivery->link);
+	server->join.step = on_join;
+	loop_begin(server->params.loop, &server->join);
+}
+
+void form_join(struct server *server, struct delivery *delivery)
+{
+	if (list_empty(&server->joins))
+		take_join(server, delivery);
+	else
+		form_join_later(server, delivery);
+}
+
+void form_joins_end(struct server *server, const struct peer *peer, int status, const char *why)
+{
+	struct delivery *delivery, *next;
+
+	list_for_each_safe (delivery, next, &server->joins, link) {
+		if (peer && delivery->peer != peer)
+			continue;
+		list_remove(&delivery->link);
+		delivery_fail(delivery, status, why);
+	}
+	if (list_empty(&server->joins))
+		loop_abort(&server->join);
 }
 
 void form_expired(struct job *job)

@@ -19,7 +19,7 @@ static void begin_next(struct job *job)
 		struct delivery *waiting = TAKE_PTR(job->nodes[i].waiting);
 
 		if (waiting)
-			form_join(job->server, waiting);
+			form_join_later(job->server, waiting);
 	}
 }
 

@@ -241,10 +241,13 @@ static void added(struct accumulator *a)
 		node->added = true;
 		node->round = node->delivery->header.round;
 		a->n_contributions++;
-		if (node->gone)
-			fail(a, i, node->gone->status, node->gone->text);
-		else if (node->again)
+		if (node->gone) {
+			struct failure gone = *node->gone; /* which goes with what it is about */
+
+			fail(a, i, gone.status, gone.text);
+		} else if (node->again) {
 			replace(a, i, TAKE_PTR(node->again));
+		}
 	}
 	call_contributors(a);
 	job->n_rounds++;

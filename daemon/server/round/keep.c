@@ -173,7 +173,7 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 			refuse(delivery, -ENOMEM, "job %s: out of memory", job->owner.name);
 			return;
 		}
-		quorum_count(slot);
+		quorum_count(slot, number);
 	}
 	FAILPOINT("server-result-answered");
 	delivery_answer(delivery, header, wants ? slot->result : NULL, NULL);
@@ -221,7 +221,7 @@ static bool slot_ack(struct slot *slot, uint32_t node)
 	if (!slot->acked[node]) {
 		slot->acked[node] = true;
 		slot->n_acked++;
-		quorum_count(slot);
+		quorum_count(slot, node);
 	}
 	if (!slot->safe.is && set_wants(slot->job, &slot->header, node) && is_safe(slot))
 		answer_safe(slot);
@@ -243,7 +243,7 @@ static void slot_keep(struct slot *slot)
 	slot_move(slot, &job->store.kept);
 	job->store.n_summing--;
 	slot->held = slot->kept = true;
-	quorum_count(slot);
+	quorum_count_all(slot);
 	/*
 	 * The contributions go, but for one that the result is in; else that is charged by itself.
 	 */
@@ -577,7 +577,7 @@ void keep_attached(struct job *job, uint32_t number)
 		if (!slot)
 			continue;
 		slot->number[number] = 0;
-		quorum_count(slot);
+		quorum_count(slot, number);
 	}
 	(void)held_free(sent->slots);
 	*sent = (struct sent){ 0 };

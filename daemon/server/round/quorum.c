@@ -53,26 +53,24 @@ static bool is_full(const struct part *part)
 	return part->n_behind + part->n_carried >= LATE_MAX;
 }
 
-void quorum_count_behind(struct slot *slot)
+void quorum_count_behind(struct slot *slot, uint32_t node)
 {
-	for (uint32_t i = 0; i < slot->job->n_nodes; i++) {
-		bool behind = !slot->acked[i] && (slot->late || (slot->kept && !slot->number[i]));
+	bool behind = !slot->acked[node] && (slot->late || (slot->kept && !slot->number[node]));
 
-		if (behind != slot->behind[i]) {
-			slot->part->behind[i] += behind ? 1 : UINT32_MAX;
-			slot->part->n_behind += behind ? 1 : UINT64_MAX;
-		}
-		slot->behind[i] = behind;
+	if (behind != slot->behind[node]) {
+		slot->part->behind[node] += behind ? 1 : UINT32_MAX;
+		slot->part->n_behind += behind ? 1 : UINT64_MAX;
 	}
+	slot->behind[node] = behind;
 }
 
 bool quorum_is_ready(const struct slot *slot)
 {
 	const struct job *job = slot->job;
 
-	if (!quorum_applies(slot) || slot->summing || !offered_is_complete(job) ||
-	    slot->n_here < job->stragglers.quorum || is_full(slot->part) ||
-	    (wait_ns(job) && clock_now_ns() < slot->since_ns + wait_ns(job)))
+	if (!quorum_applies(slot) || slot->summing || slot->round->failing ||
+	    !offered_is_complete(job) || slot->n_here < job->stragglers.quorum ||
+	    is_full(slot->part) || (wait_ns(job) && clock_now_ns() < slot->since_ns + wait_ns(job)))
 		return false;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (!slot->from[i] && is_behind(slot, i))
@@ -374,7 +372,7 @@ static bool answer(struct slot *slot, struct delivery *delivery, bool late)
 	}
 	keep_answer(slot, delivery);
 	slot->acked[node] = true;
-	quorum_count(slot);
+	quorum_count(slot, node);
 	if (++slot->n_acked < slot->n_expected)
 		return true;
 	slot_free(slot);
@@ -390,7 +388,7 @@ static void slot_wait(struct slot *slot)
 	slot_move(slot, &job->store.late);
 	job->store.n_summing--;
 	slot->held = slot->late = true;
-	quorum_count(slot);
+	quorum_count_all(slot);
 	/* The contributions go; the result is charged by itself. */
 	quota_release(job->memory.quota, slot->charged - own);
 	slot->charged = own;

@@ -21,12 +21,18 @@ struct carried {
 	uint64_t charged;
 };
 
-/* Who is late, or has acknowledged, or was sent a slot that others have left behind has changed, in a job with a quorum. */
-void quorum_count_behind(struct slot *slot);
-static inline void quorum_count(struct slot *slot)
+/* Whether a node has acknowledged, or was sent, a slot that others have left behind has changed, in a job with a quorum. */
+void quorum_count_behind(struct slot *slot, uint32_t node);
+static inline void quorum_count(struct slot *slot, uint32_t node)
 {
 	if (slot->job->stragglers.quorum)
-		quorum_count_behind(slot);
+		quorum_count_behind(slot, node);
+}
+/* The same of all nodes: the slot is left behind now, or goes. */
+static inline void quorum_count_all(struct slot *slot)
+{
+	for (uint32_t i = 0; slot->job->stragglers.quorum && i < slot->job->n_nodes; i++)
+		quorum_count_behind(slot, i);
 }
 /* Whether the slot's round may go on without all. */
 bool quorum_applies(const struct slot *slot);

@@ -4,7 +4,7 @@
 #define LEN    64u /* of the part that all rounds here have */
 #define FLOATS (LEN / sizeof(float))
 
-static bool no_memory;
+static unsigned n_blocks = UINT_MAX; /* that there is memory for */
 
 int __real_block_new(struct block_cache *cache, size_t len, struct quota *quota,
 		     struct block **ret_block);
@@ -14,7 +14,7 @@ int __wrap_block_new(struct block_cache *cache, size_t len, struct quota *quota,
 int __wrap_block_new(struct block_cache *cache, size_t len, struct quota *quota,
 		     struct block **ret_block)
 {
-	return no_memory ? -ENOMEM : __real_block_new(cache, len, quota, ret_block);
+	return n_blocks-- ? __real_block_new(cache, len, quota, ret_block) : -ENOMEM;
 }
 
 static struct layout quorum_layout(uint32_t n_nodes)
@@ -25,18 +25,25 @@ static struct layout quorum_layout(uint32_t n_nodes)
 	return layout;
 }
 
-static struct asked *push(struct far *far, const struct layout *layout, uint64_t round,
-			  uint32_t node, float value)
+static struct asked *push_part(struct far *far, const struct layout *layout, uint32_t part,
+			       uint64_t round, uint32_t node, float value)
 {
 	struct data_header h = far_push(layout, 1, round, node);
 	float data[FLOATS];
 
+	h.part = part;
 	for (size_t i = 0; i < FLOATS; i++)
 		data[i] = value;
 	if (layout->resume)
 		h.epoch = far_epoch(layout);
 	h.len = h.part_len = h.total = LEN;
 	return far_call(far, node, &h, data);
+}
+
+static struct asked *push(struct far *far, const struct layout *layout, uint64_t round,
+			  uint32_t node, float value)
+{
+	return push_part(far, layout, 0, round, node, value);
 }
 
 static void expect_result(struct far *far, struct asked *asked, float value)
@@ -61,12 +68,38 @@ TEST(what_came_too_late_outlives_a_round_without_memory)
 	expect_result(far, push(far, &layout, 1, 2, 4), 1);
 	expect_result(far, push(far, &layout, 1, 1, 2), 1);
 	far->misalign = 4 * sizeof(float); /* what is lent needs no block */
-	no_memory = true;
+	n_blocks = 0;
 	a = push(far, &layout, 2, 0, 8);
-	no_memory = false;
+	n_blocks = UINT_MAX;
 	far_expect(far, a, -ENOMEM, "a result");
 	expect_result(far, push(far, &layout, 3, 0, 16), 1 * 0 + 2 + 4 + 16);
 	expect_result(far, push(far, &layout, 4, 0, 32), 32);
+}
+
+/* Its parts fail in later turns: that which was to go on is not tried again meanwhile. */
+TEST(a_round_of_many_parts_that_cannot_go_on_fails_once)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = quorum_layout(2);
+	struct asked *a[200], *late;
+
+	layout.staleness = 1;
+	far_form(far, &layout);
+	for (uint32_t i = 0; i < ARRAY_SIZE(a); i++)
+		expect_result(far, push_part(far, &layout, i, 1, 0, 1), 1);
+	far->misalign = 4 * sizeof(float);
+	for (uint32_t i = 0; i < ARRAY_SIZE(a); i++)
+		a[i] = push_part(far, &layout, i, 2, 0, 1);
+	far_expect_waiting(far, a[0]);
+	far->misalign = 0;
+	far->n_calls |= 1;
+	n_blocks = 1; /* what comes late */
+	late = push_part(far, &layout, 0, 1, 1, 1);
+	n_blocks = UINT_MAX;
+	expect_result(far, late, 1);
+	for (uint32_t i = 0; i < ARRAY_SIZE(a); i++)
+		far_expect(far, a[i], -ENOMEM, "a result");
+	expect_result(far, push(far, &layout, 3, 0, 1), 2);
 }
 
 /* A job of which this server knows nothing, before its nodes have offered what they keep. */

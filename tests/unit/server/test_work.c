@@ -177,6 +177,19 @@ TEST(many_sums_are_given_up)
 	is_linear(&work);
 }
 
+/* While it is being added. */
+TEST(a_sum_is_given_up_in_the_words_that_say_why)
+{
+	FAR = far_new(&(struct far_options){ .n_threads = 1 });
+	struct layout layout = far_layout("job", 2, NULL);
+
+	layout.async = true;
+	far_form(far, &layout);
+	accumulate(far, &layout, 1);
+	give_up(far, &layout, 1);
+	far_expect(far, far->all, -EIO, NULL);
+}
+
 /* A round of rows that has none. */
 static struct asked *push_rows(struct far *far, const struct layout *layout, uint64_t key,
 			       uint32_t node)
@@ -317,6 +330,19 @@ TEST(many_rounds_wait_for_who_is_behind)
 
 /* -- Pieces ------------------------------------------------------------------------------------------------------- */
 
+/* Parts of one round of a tensor. */
+static void push_parts_of(struct far *far, const struct layout *layout, uint64_t key, uint32_t node,
+			  unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		struct data_header h = far_push(layout, key, 1, node);
+
+		h.epoch = layout->resume ? far_epoch(layout) : FAR_EPOCH;
+		h.part = i;
+		(void)far_call(far, node, &h, NULL);
+	}
+}
+
 static unsigned n_answered(const struct far *far)
 {
 	unsigned n = 0;
@@ -353,21 +379,33 @@ TEST(a_node_that_leaves_many_rounds_ends_them_in_pieces)
 	is_done_in_pieces(DATA_LEAVE, -EPIPE);
 }
 
+/* Also rounds of some parts, each of which fails as a whole. */
+TEST(a_node_that_leaves_rounds_of_many_nodes_ends_them_in_pieces)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30, .max_tensors = FEW };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", FAR_ENDS, NULL);
+	unsigned before;
+
+	far_form(far, &layout);
+	for (unsigned i = 0; i < 16; i++)
+		for (uint32_t node = 1; node < FAR_ENDS; node++)
+			push_parts_of(far, &layout, 1 + i, node, FEW / 16);
+	before = n_answered(far);
+	far_notice(far, 0, DATA_LEAVE, layout.job, 0, 0, 0, 0, NULL);
+	ASSERT_INT(n_answered(far) - before, <, FEW / 8);
+	while (n_answered(far) < before + (FAR_ENDS - 1) * FEW)
+		ASSERT_OK(loop_turn(far->loop, 0));
+}
+
 TEST(a_job_that_fails_ends_its_rounds_in_pieces)
 {
 	is_done_in_pieces(DATA_FAIL_JOB, -EIO);
 }
 
-/* Parts of one round of a tensor. */
 static void push_parts(struct far *far, const struct layout *layout, uint32_t node, unsigned n)
 {
-	for (unsigned i = 0; i < n; i++) {
-		struct data_header h = far_push(layout, 1, 1, node);
-
-		h.epoch = layout->resume ? far_epoch(layout) : FAR_EPOCH;
-		h.part = i;
-		(void)far_call(far, node, &h, NULL);
-	}
+	push_parts_of(far, layout, 1, node, n);
 }
 
 /* Meanwhile whoever comes to it hears how it ended. */
