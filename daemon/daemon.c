@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 
 #define KEY_FILE_MAX 4096
+#define MESSAGES_MIN (UINT64_C(64) << 20)
 #define ADDRESSES    (UINT64_C(1) << 46) /* for memory of trainers: half of what x86-64 has */
 #define LOCAL_PART_BYTES \
 	(128u << 10) /* of jobs that need no server, unless part_size says otherwise */
@@ -145,6 +146,12 @@ static uint64_t memory_for_others(const struct config *config)
 	uint64_t all = allowed_memory() / 4 * 3;
 
 	return config->memory ?: all - MIN(config->block_cache, all / 3);
+}
+
+/* Besides. An eighth is more than comes while the control thread is busy elsewhere. */
+static uint64_t memory_for_messages(const struct config *config)
+{
+	return MAX(memory_for_others(config) / 8, MESSAGES_MIN);
 }
 
 static int open_transport(struct daemon *daemon, int listen_fd, const char *listen)
@@ -541,6 +548,7 @@ static void open_accounts(struct daemon *daemon)
 			      .share = config->user_share,
 			      .limits = {
 				      [ACCOUNT_MEMORY] = memory_for_others(config),
+				      [ACCOUNT_MESSAGES] = memory_for_messages(config),
 				      [ACCOUNT_MAPPED] = ADDRESSES,
 				      [ACCOUNT_MAPPINGS] = allowed_mappings() / 4 * 3,
 				      [ACCOUNT_DESCRIPTORS] = descriptors_for_trainers(),

@@ -15,6 +15,8 @@ static const struct {
 } kinds[ACCOUNT_KINDS] = {
 	[ACCOUNT_MEMORY] = { "bytes of the daemon's memory", "memory",
 			     "declare fewer tensors, have fewer sessions or jobs" },
+	[ACCOUNT_MESSAGES] = { "bytes of messages on their way", "memory",
+			       "have fewer on their way at once" },
 	[ACCOUNT_MAPPED] = { "bytes shared with the daemon", "addresses", "share less" },
 	[ACCOUNT_MAPPINGS] = { "pieces of memory shared with the daemon", "vm.max_map_count",
 			       "share fewer and larger ones" },

@@ -12,6 +12,7 @@
 
 enum account_kind {
 	ACCOUNT_MEMORY,	     /* bytes of the daemon's own */
+	ACCOUNT_MESSAGES,    /* bytes of that which are on their way between daemons */
 	ACCOUNT_MAPPED,	     /* bytes of addresses at which memory of trainers is */
 	ACCOUNT_MAPPINGS,    /* pieces of that */
 	ACCOUNT_DESCRIPTORS, /* of files */

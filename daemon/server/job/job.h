@@ -66,7 +66,8 @@ struct server {
 	bool closed, draining;
 	struct list joins; /* deliveries that wait for those before them: form.c */
 	struct chore join;
-	uint64_t relieved_ns; /* when jobs last ended since their peer was crowded; 0: never */
+	uint64_t relieved_ns,
+		looked_ns; /* when jobs last ended since their peer was crowded, when that was last looked at; 0: never */
 	uint64_t
 		weighed_ns; /* when all jobs were last weighed against the memory that is left; 0: never */
 	struct over over[SERVER_OVER];	/* a ring */

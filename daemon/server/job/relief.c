@@ -10,10 +10,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What a job that ends holds goes in later turns: for so long no other of a crowded peer ends. */
+/* What jobs that end hold goes in later turns: for so long no others of a crowded peer end. */
 #define RELIEF_NS NSEC_PER_SEC
-/* Of all jobs it is known what those that end hold: they are only not weighed with each contribution. */
+/* Jobs are not weighed with each contribution. */
 #define WEIGH_NS (10 * NSEC_PER_MSEC)
+/* Jobs that end in one turn. */
+#define RELIEF_JOBS 4
 
 struct holder {
 	struct job *job;
@@ -24,7 +26,7 @@ struct holder {
 struct holders {
 	struct holder *first;
 	size_t n;
-	uint64_t held;
+	uint64_t held, ending; /* bytes: of these; of jobs that are over, and give them back */
 };
 
 typedef int compare_fn(const void *one, const void *other);
@@ -82,6 +84,8 @@ static struct holders holders_of(struct server *server, const struct peer *peer)
 	list_for_each (job, &server->jobs, link) {
 		struct holder *holder = &all.first[all.n];
 
+		if (job->state == JOB_OVER)
+			all.ending += quota_used(job->memory.quota);
 		if (job->state != JOB_RUNNING || (peer && job_node_of(job, peer) == NODE_NONE))
 			continue;
 		*holder = (struct holder){
@@ -96,16 +100,20 @@ static struct holders holders_of(struct server *server, const struct peer *peer)
 	return all;
 }
 
-/* Who it is, is the word of the peers; the account is of where they are: none ends another's jobs by a name. */
-static void end_largest(struct holders all, const char *of, const char *option)
+/*
+ * Who it is, is the word of the peers; the account is of where they are: none ends another's jobs by a name. Returns whether
+ * any has ended.
+ */
+static bool end_largest(struct holders all, const char *of, const char *option)
 {
 	struct holders group = largest_group(largest_group(all, by_owner), by_account);
 	const struct holder *holder = group.first;
 	struct failure failure;
 	uint64_t ended = 0;
+	unsigned n = 0;
 
 	qsort(group.first, group.n, sizeof(*group.first), largest_first);
-	for (; ended < (group.held + 1) / 2; holder++) {
+	for (; n < RELIEF_JOBS && ended < (group.held + 1) / 2; holder++, n++) {
 		(void)failure_set(&failure, -EDQUOT,
 				  "job %s: of what %s this server hold (%s) its user has most: "
 				  "rounds wait for ranks that are behind",
@@ -113,6 +121,7 @@ static void end_largest(struct holders all, const char *of, const char *option)
 		ended += holder->held;
 		job_fail(holder->job, &failure, NULL);
 	}
+	return n > 0;
 }
 
 static void relieve_peer(struct server *server, const struct peer *peer)
@@ -121,14 +130,14 @@ static void relieve_peer(struct server *server, const struct peer *peer)
 	char of[ERROR_TEXT_MAX + 1];
 	struct holders all;
 
-	if (server->relieved_ns && now_ns - server->relieved_ns < RELIEF_NS)
+	if ((server->relieved_ns && now_ns - server->relieved_ns < RELIEF_NS) ||
+	    (server->looked_ns && now_ns - server->looked_ns < RELIEF_NS / 10))
 		return;
+	server->looked_ns = now_ns;
 	all = holders_of(server, peer);
-	if (all.n) {
+	(void)snprintf(of, sizeof(of), "%.200s has", peer_name(peer));
+	if (all.n && end_largest(all, of, "peer_quota"))
 		server->relieved_ns = now_ns;
-		(void)snprintf(of, sizeof(of), "%.200s has", peer_name(peer));
-		end_largest(all, of, "peer_quota");
-	}
 	free(all.first);
 }
 
@@ -138,7 +147,7 @@ static bool is_crowded(uint64_t held, uint64_t available)
 	return held / 3 > available;
 }
 
-static void relieve_all(struct server *server, uint64_t held, uint64_t available)
+static void relieve_all(struct server *server, uint64_t available)
 {
 	uint64_t now_ns = clock_now_ns();
 	struct holders all;
@@ -147,9 +156,9 @@ static void relieve_all(struct server *server, uint64_t held, uint64_t available
 		return;
 	server->weighed_ns = now_ns;
 	all = holders_of(server, NULL);
-	/* The rest is of jobs that are over, and will be free. */
-	if (all.n && is_crowded(all.held, available + (held - MIN(held, all.held))))
-		end_largest(all, "jobs have", "memory");
+	/* Results on their way of jobs that are gone are neither. */
+	if (all.n && is_crowded(all.held, available + all.ending))
+		(void)end_largest(all, "jobs have", "memory");
 	free(all.first);
 }
 
@@ -165,5 +174,5 @@ void relief_for(struct server *server, const struct peer *peer)
 	held = quota_used(contributions);
 	available = quota_available(contributions->parent);
 	if (unlikely(is_crowded(held, available)))
-		relieve_all(server, held, available);
+		relieve_all(server, available);
 }

@@ -132,7 +132,6 @@ struct slot {
 	struct delivery
 		*in_place; /* while it is made: of a node of this process, in whose memory it is */
 	bool is_kept_here; /* that node keeps it until all have it, whatever becomes of this process */
-	bool is_shared;	   /* it is in a contribution's memory, and charged as that */
 	void *output;
 	const void *copy_from; /* moved unchanged instead of reduced */
 	const void **inputs;   /* room for one of each node */

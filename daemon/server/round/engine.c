@@ -137,6 +137,19 @@ static struct block *borrow(struct slot *slot)
 	return slot->result;
 }
 
+/* Is charged by itself from now on, until the last node has read it, like a result that is made. One of our own agent is so already. */
+static void take_block(struct slot *slot, const struct delivery *from)
+{
+	struct block *block = from->payload_block;
+
+	if (!block->quota) {
+		assert(block->len == from->header.len);
+		block->quota = slot->job->memory.quota;
+		slot->charged -= block->len;
+	}
+	slot->result = block_ref(block);
+}
+
 /*
  * A contribution's, which is read for the sum anyway. Not where what was contributed may be asked
  * for later, or the result is longer.
@@ -148,8 +161,8 @@ static struct block *share(struct slot *slot)
 	for (uint32_t i = 0; i < job->n_nodes && !stragglers_any(&job->stragglers); i++) {
 		if (!slot->from[i] || !delivery_is_own(slot->from[i]))
 			continue;
-		slot->is_shared = true;
-		return slot->result = block_ref(slot->from[i]->payload_block);
+		take_block(slot, slot->from[i]);
+		return slot->result;
 	}
 	return NULL;
 }
@@ -170,8 +183,7 @@ static int prepare(struct slot *slot, bool *ret_made)
 	if (!set_reduces(&slot->header)) {
 		from = giver(slot);
 		if (from->payload_block && from->payload_block->data == from->payload) {
-			slot->result = block_ref(from->payload_block);
-			slot->is_shared = true;
+			take_block(slot, from);
 			return 0;
 		}
 	}

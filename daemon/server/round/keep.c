@@ -238,15 +238,13 @@ static bool slot_ack(struct slot *slot, uint32_t node)
 static void slot_keep(struct slot *slot)
 {
 	struct job *job = slot->job;
-	uint64_t own = slot_len(job) + (slot->is_shared ? slot->header.part_len : 0);
+	uint64_t own = slot_len(job);
 
 	slot_move(slot, &job->store.kept);
 	job->store.n_summing--;
 	slot->held = slot->kept = true;
 	quorum_count_all(slot);
-	/*
-	 * The contributions go, but for one that the result is in; else that is charged by itself.
-	 */
+	/* The contributions go; the result is charged by itself. */
 	quota_release(job->memory.quota, slot->charged - own);
 	slot->charged = own;
 }

@@ -85,7 +85,7 @@ static void release_peer(struct peer *peer, uint64_t charged, uint64_t held)
 int incoming_over_quota(const struct peer *peer, uint32_t payload_len, struct failure *failure)
 {
 	if (peer->account && quota_available(&peer->quota) >= sizeof(struct incoming) + payload_len)
-		return account_full(peer->account, ACCOUNT_MEMORY, failure);
+		return account_full(peer->account, ACCOUNT_MESSAGES, failure);
 	return failure_set(failure, -EDQUOT,
 			   "it would have us hold more than %" PRIu64 " bytes for it",
 			   peer->quota.limit);

@@ -44,7 +44,7 @@ static int open_account(struct peer *peer)
 		peer->account = account_of_peers(accounts, peer->source);
 	}
 	quota_init(&peer->held, peer->transport->settings.quota_bytes,
-		   account_quota(peer->account, ACCOUNT_MEMORY));
+		   account_quota(peer->account, ACCOUNT_MESSAGES));
 	peer->held.batch = HELD_BATCH;
 	return accounts && peer->kind != PEER_SELF && !peer->account ? error_origin(-ENOMEM) : 0;
 }

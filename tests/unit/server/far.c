@@ -78,9 +78,9 @@ static void far_done(struct far *far)
 	for (struct asked *a = far->all; a; a = a->next)
 		far_wait(far, a);
 	far->server = server_free(far->server);
+	far->ops->free(far);
 	/* Asserts that nothing is charged. */
 	accounts_done(&far->accounts);
-	far->ops->free(far);
 	pool_free(far->pool);
 	for (struct asked *a = far->all, *next; a; a = next) {
 		next = a->next;

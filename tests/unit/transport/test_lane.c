@@ -326,7 +326,7 @@ TEST(what_peers_of_one_place_may_have_half)
 	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
 		struct pair_config config = { .variant = variants[v], .memory = 1 << 20 };
 		_cleanup_(pair_freep) struct pair *pair = pair_new_serving(&config);
-		const struct quota *memory = &pair->b.accounts.total[ACCOUNT_MEMORY];
+		const struct quota *memory = &pair->b.accounts.total[ACCOUNT_MESSAGES];
 		static char payload[200000];
 		struct data_header header;
 		char answer[sizeof(header) + sizeof(payload)];

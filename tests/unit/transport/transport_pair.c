@@ -110,7 +110,7 @@ static void side_init(struct pair *pair, const struct pair_config *config, struc
 	list_init(&side->deliveries);
 	accounts_init(&side->accounts,
 		      &(struct accounts_params){
-			      .limits[ACCOUNT_MEMORY] = config->memory ?: UINT64_MAX,
+			      .limits[ACCOUNT_MESSAGES] = config->memory ?: UINT64_MAX,
 			      .share = 50,
 		      });
 }
