@@ -212,8 +212,9 @@ struct transport_params {
 		quota_bytes; /* bytes held for one peer: its calls until answered, our answers and notices until written;
 				   * a peer over it is lost with a clear reason */
 	/*
-	 * By where peers are, or are called: what comes until the receiver has it, and notices and copied answers until they are
-	 * written. For a delivery's payload the receiver charges whom it likes. A peer over its share is lost, too. NULL: none.
+	 * By where peers are, or are called: what comes until it is answered, contributions and results until the receiver has them
+	 * and charges whom it likes; notices and copied answers until they are written. A peer over its share is lost, too. NULL:
+	 * none.
 	 */
 	struct accounts *accounts;
 	enum transport_checksums

@@ -163,6 +163,19 @@ static void add(struct job *job, struct forgetting *forgetting, struct delivery 
 		decide(job, forgetting, true);
 }
 
+/* A node has as many to say as there may be tensors. */
+static void put_off(struct job *job, struct delivery *delivery)
+{
+	if (job->names.n_early >= (uint64_t)job->n_nodes * job->server->params.max_tensors) {
+		refuse(delivery, -EDQUOT,
+		       "job %s: its nodes have said more than there may be tensors",
+		       job->owner.name);
+		return;
+	}
+	job->names.n_early++;
+	list_push_back(&job->names.early, &delivery->link);
+}
+
 void forget_call(struct job *job, struct delivery *delivery)
 {
 	struct declared *declared;
@@ -173,7 +186,7 @@ void forget_call(struct job *job, struct delivery *delivery)
 		return;
 	}
 	if (waits(job)) {
-		list_push_back(&job->names.early, &delivery->link);
+		put_off(job, delivery);
 		return;
 	}
 	declared = declared_of(job, delivery->header.key);
@@ -203,7 +216,7 @@ void forget_ask(struct job *job, const struct declare *declare, struct delivery 
 	const struct declared *declared;
 
 	if (waits(job)) {
-		list_push_back(&job->names.early, &delivery->link);
+		put_off(job, delivery);
 		return;
 	}
 	declared = declared_of(job, declare->key);
@@ -231,6 +244,7 @@ static bool go_on(struct chore *chore)
 		if (!delivery)
 			break;
 		list_remove(&delivery->link);
+		job->names.n_early--;
 		if (delivery->header.op == DATA_FORGET)
 			forget_call(job, delivery);
 		else

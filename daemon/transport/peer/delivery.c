@@ -15,11 +15,14 @@ static void incoming_send(struct incoming *incoming);
 static void incoming_deliver(struct incoming *incoming);
 static void incoming_moved(struct incoming *incoming);
 
-/* Whoever has its payload now charges for that. */
+/* Contributions and results are charged by who has them now. */
 static void incoming_hand_over(struct incoming *incoming)
 {
+	const struct data_header *header = &incoming->delivery.header;
 	uint64_t len = incoming->held - MIN(incoming->held, (uint64_t)sizeof(*incoming));
 
+	if (header->op != DATA_PUSH && header->op != DATA_OFFER)
+		return;
 	incoming->held -= len;
 	quota_release(&incoming->delivery.peer->held, len);
 }

@@ -240,9 +240,24 @@ TEST(a_fresh_home_waits_for_what_all_nodes_know)
 	ASSERT_EQ(far_tensor(far, &layout, "gone", DTYPE_FLOAT32, 5, NULL), 10);
 }
 
+TEST(no_more_waits_at_a_fresh_home_than_there_may_be_tensors)
+{
+	FAR = far_new(&(struct far_options){ .max_tensors = 3 });
+	struct layout layout = fresh(far);
+	struct asked *asked[6];
+
+	for (unsigned i = 0; i < ARRAY_SIZE(asked); i++)
+		asked[i] = forget(far, &layout, 0, 5 + i, 3);
+	far_expect(far, forget(far, &layout, 1, 5, 3), -EDQUOT, "more than there may be tensors");
+	for (uint32_t node = 0; node < 2; node++)
+		notice(far, &layout, DATA_NAMED, node, 20);
+	for (unsigned i = 0; i < ARRAY_SIZE(asked); i++)
+		far_expect(far, asked[i], 0, NULL);
+}
+
 TEST(much_that_waits_at_a_fresh_home_goes_on_in_pieces_and_in_order)
 {
-	FAR = far_new(NULL);
+	FAR = far_new(&(struct far_options){ .max_tensors = MANY + 1 });
 	struct layout layout = fresh(far);
 	struct asked *first = forget(far, &layout, 0, 5, 3), *last = NULL, *behind;
 
