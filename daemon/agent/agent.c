@@ -62,6 +62,7 @@ static const struct agent_hooks hooks = {
 	.freed = free_job,
 	.news = news,
 	.member_gone = member_gone,
+	.member_goes = agent_tensor_detach_some,
 	.rank_gone = agent_elastic_drop,
 	.rank_gone_early = agent_elastic_drop_forming,
 	.rank_is_late = agent_elastic_drop_late,

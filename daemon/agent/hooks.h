@@ -53,6 +53,8 @@ struct agent_hooks {
 
 	/* Ranks of this node: in the job no more; lost, or leaving, of an elastic job; before it was formed; too late to regroup. */
 	void (*member_gone)(struct agent_member *member);
+	/* One that is about to be: at most max of its declarations are void from now on. Returns how many. */
+	uint32_t (*member_goes)(struct agent_member *member, uint32_t max);
 	void (*rank_gone)(struct agent_job *job, uint32_t index, const struct failure *failure,
 			  bool leaves);
 	bool (*rank_gone_early)(struct agent_job *job, uint32_t index, uint32_t rank,

@@ -433,6 +433,7 @@ int session_new(struct control *control, int socket, const struct ucred *trainer
 	quota_init(&session->held, UINT64_MAX, account_quota(account, ACCOUNT_MEMORY));
 	quota_init(&session->memory.quota, control->params.session_quota_bytes,
 		   account_quota(account, ACCOUNT_MAPPED));
+	list_init(&session->tensors.asked);
 	session->ring.bulk.quota = session->tensors.bulk.quota = &session->held;
 	list_push_back(&control->sessions, &session->link);
 	control->n_sessions++;

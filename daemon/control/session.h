@@ -73,6 +73,7 @@ struct session_tensor {
 	uint32_t number;
 	size_t element_size;
 	uint64_t declare_id, release_id, keep_id; /* requests to be answered */
+	struct list asked;			  /* of the session's, while there are such */
 	struct agent_declaration declaration;
 	struct session_tensor *next_spare;
 };
@@ -147,6 +148,7 @@ struct session_tensors {
 	struct map map;
 	size_t n;
 	struct bulk bulk;
+	struct list asked;	      /* those of which requests are to be answered */
 	struct session_tensor *spare; /* not declared or not any more: for the next; or NULL */
 	/* Those with numbers as libraries give them, one after the other: in a step each is looked for. NULL: see map. */
 	struct session_tensor **numbered;

@@ -74,8 +74,18 @@ static void spare_tensor(struct session *session, struct session_tensor *tensor)
 	session->tensors.spare = tensor;
 }
 
+/* Requests about it have come, or were answered. */
+static void note_asked(struct session_tensor *tensor)
+{
+	if (!tensor->declare_id && !tensor->release_id)
+		list_remove(&tensor->asked);
+	else if (!list_linked(&tensor->asked))
+		list_push_back(&tensor->session->tensors.asked, &tensor->asked);
+}
+
 static void undeclare(struct session *session, struct session_tensor *tensor)
 {
+	list_remove(&tensor->asked);
 	map_remove(&session->tensors.map, &tensor->entry);
 	session->tensors.n--;
 	unnumber_tensor(session, tensor);
@@ -92,6 +102,7 @@ static void on_declared(struct agent_declaration *declaration, const struct fail
 	uint64_t id = tensor->declare_id;
 
 	tensor->declare_id = 0;
+	note_asked(tensor);
 	if (failure) {
 		session_answer(tensor->session, id, failure->status, failure->text);
 		/* Its number is free, as after a Release. */
@@ -139,6 +150,7 @@ void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declar
 	tensor->element_size = dtype_size(m->dtype);
 	tensor->declare_id = in->id;
 	tensor->declaration.declared = on_declared;
+	note_asked(tensor);
 	number_tensor(session, tensor);
 	if (agent_declare(&session->job.member, &tensor->declaration, &facts, again ? &past : NULL,
 			  &failure)) {
@@ -147,23 +159,15 @@ void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declar
 	}
 }
 
+/* With how many there are, only pieces of memory go. */
 void session_drop_tensors(struct session *session, const struct failure *why)
 {
-	struct map tensors = session->tensors.map;
-	struct bulk bulk = session->tensors.bulk;
-	struct map_entry *entry;
+	struct session_tensors *tensors = &session->tensors;
+	struct session_tensor *tensor;
 
 	session->job.n_runs++;
-	session->tensors.map = (struct map)MAP_INIT;
-	session->tensors.bulk = (struct bulk){ .quota = bulk.quota };
-	session->tensors.spare = NULL;
-	session->tensors.n = 0;
-	session->tensors.numbered = held_free(session->tensors.numbered);
-	session->tensors.n_numbered = 0;
-	map_for_each (entry, &tensors) {
-		const struct session_tensor *tensor =
-			container_of(entry, struct session_tensor, entry);
-
+	while ((tensor = list_first(&tensors->asked, struct session_tensor, asked))) {
+		list_remove(&tensor->asked);
 		if (tensor->declare_id && why)
 			session_answer(session, tensor->declare_id, why->status, why->text);
 		if (tensor->release_id)
@@ -171,8 +175,12 @@ void session_drop_tensors(struct session *session, const struct failure *why)
 		if (tensor->keep_id)
 			session_answer(session, tensor->keep_id, 0, NULL);
 	}
-	map_done(&tensors);
-	bulk_done(&bulk);
+	map_done(&tensors->map);
+	bulk_done(&tensors->bulk);
+	tensors->spare = NULL;
+	tensors->n = 0;
+	tensors->numbered = held_free(tensors->numbered);
+	tensors->n_numbered = 0;
 }
 
 static void answer_release(struct session *session, uint64_t id, bool forgotten)
@@ -203,6 +211,7 @@ static void on_released(struct agent_declaration *declaration, bool forgotten)
 	uint64_t id = tensor->release_id, keep_id = tensor->keep_id;
 
 	tensor->release_id = tensor->keep_id = 0;
+	note_asked(tensor);
 	if (forgotten)
 		undeclare(session, tensor);
 	answer_release(session, id, forgotten);
@@ -235,8 +244,10 @@ void tensor_handle_release(const struct incoming *in, const Bps__Control__Releas
 		session_answer(session, in->id, -EALREADY, "the tensor is released already");
 	} else {
 		tensor->release_id = in->id;
+		note_asked(tensor);
 		if (agent_release(&tensor->declaration)) {
 			tensor->release_id = 0;
+			note_asked(tensor);
 			answer_release(session, in->id, false);
 		}
 	}

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/error.h"
+#include "base/loop/loop.h"
 
 struct peer;
 struct agent_job;
@@ -16,8 +17,10 @@ struct agent_departures {
 	uint32_t n_leaving; /* members that wait for their requests */
 	uint32_t n_before;  /* ranks that had left before the job was resumed */
 	bool due;	    /* members that leave are looked at: one may have no requests */
-	bool unsaid;	    /* all ranks here have left, and no server was there to be told */
-	bool *nodes;	    /* n_nodes: others that have left */
+	struct chore letting_go; /* what members that leave, or regroup, have declared, */
+	bool lets_go;		 /* of which there is more */
+	bool unsaid;		 /* all ranks here have left, and no server was there to be told */
+	bool *nodes;		 /* n_nodes: others that have left */
 };
 
 /* departed.c: nodes that leave in good order. */

@@ -210,6 +210,7 @@ void agent_job_over(struct agent_job *job)
 {
 	job->state = JOB_OVER;
 	loop_timer_cancel(&job->sweep.timer);
+	loop_abort(&job->departed.letting_go);
 	job->agent->hooks->is_over(job);
 	agent_job_release(job);
 }
@@ -696,11 +697,46 @@ void agent_job_end_departed(struct agent_job *job)
 	agent_elastic_end(job);
 }
 
+/* Of all members together, tens of thousands each, in one turn. */
+#define LET_GO_STEP 256
+
+static bool on_let_go(struct chore *chore)
+{
+	struct agent_job *job = container_of(chore, struct agent_job, departed.letting_go);
+	bool more;
+
+	agent_job_hold(job);
+	job->departed.lets_go = false;
+	agent_job_let_leave(job);
+	agent_elastic_try(job);
+	more = job->departed.lets_go && job->state != JOB_OVER;
+	agent_job_release(job);
+	return more;
+}
+
+bool agent_job_lets_go(struct agent_job *job, bool regroups)
+{
+	uint32_t left = LET_GO_STEP;
+
+	for (uint32_t i = 0; i < job->layout.n_local && left; i++) {
+		struct agent_member *member = job->members[i];
+
+		if (member && (regroups || (member->leaving && !job->n_pending[i])))
+			left -= job->agent->hooks->member_goes(member, left);
+	}
+	if (left)
+		return true;
+	job->departed.lets_go = true;
+	job->departed.letting_go.step = on_let_go;
+	loop_begin(job->agent->params.loop, &job->departed.letting_go);
+	return false;
+}
+
 void agent_job_let_leave(struct agent_job *job)
 {
 	agent_departed_idle(job);
 	if (job->state != JOB_RUNNING || !job->departed.n_leaving || !job->departed.due ||
-	    !agent_resume_caught_up(job))
+	    !agent_resume_caught_up(job) || !agent_job_lets_go(job, false))
 		return;
 	job->departed.due = false;
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {

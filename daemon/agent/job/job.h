@@ -156,6 +156,11 @@ void agent_job_formed(struct agent_job *job);
 void agent_job_end_departed(struct agent_job *job);
 /* Members that leave do so once their requests have ended. */
 void agent_job_let_leave(struct agent_job *job);
+/*
+ * What members have declared that are about to leave, or all of which regroup, is void: little of it now. Returns false where there is
+ * more, which goes in later turns; then agent_job_let_leave() and agent_elastic_try() are called again.
+ */
+bool agent_job_lets_go(struct agent_job *job, bool regroups);
 /* Arms the timer for a deadline, unless it is armed for an earlier one. */
 void agent_job_watch(struct agent_job *job, uint64_t deadline_ns);
 struct agent_job *agent_job_free(struct agent_job *job);

@@ -440,7 +440,8 @@ static void regroup_far(struct agent_job *job)
 void agent_elastic_try(struct agent_job *job)
 {
 	if (job->state != JOB_RUNNING || !job->membership.n_regrouping ||
-	    job->membership.n_regrouping != job->n_members || job->sweep.n_without)
+	    job->membership.n_regrouping != job->n_members || job->sweep.n_without ||
+	    !agent_job_lets_go(job, true))
 		return;
 	if (job->distributed)
 		regroup_far(job);

@@ -133,12 +133,18 @@ void agent_tensor_agreed(struct agent_tensor *tensor, const struct failure *fail
 	agent_round_advance(tensor);
 }
 
-void agent_tensor_detach(struct agent_member *member)
+uint32_t agent_tensor_detach_some(struct agent_member *member, uint32_t max)
 {
-	struct agent_declaration *declaration, *next;
+	struct agent_declaration *declaration;
+	uint32_t n;
 
-	list_for_each_safe (declaration, next, &member->declarations, link) {
-		struct agent_tensor *tensor = TAKE_PTR(declaration->tensor);
+	for (n = 0; n < max; n++) {
+		struct agent_tensor *tensor;
+
+		declaration = list_first(&member->declarations, struct agent_declaration, link);
+		if (!declaration)
+			break;
+		tensor = TAKE_PTR(declaration->tensor);
 
 		list_remove(&declaration->link);
 		list_remove(&declaration->waiting);
@@ -146,6 +152,12 @@ void agent_tensor_detach(struct agent_member *member)
 		tensor->declarations[member->index] = NULL;
 		agent_forget_not(tensor);
 	}
+	return n;
+}
+
+void agent_tensor_detach(struct agent_member *member)
+{
+	(void)agent_tensor_detach_some(member, UINT32_MAX);
 }
 
 static int check(const struct agent_facts *facts, struct failure *failure)

@@ -80,6 +80,8 @@ void agent_tensor_agreed(struct agent_tensor *tensor, const struct failure *fail
 			 uint64_t start);
 /* A local rank is out of the job: it will declare nothing more. Most tensors hear of it in later turns of the loop. */
 void agent_tensor_without(struct agent_job *job);
+/* At most max of a member's declarations are void. Returns how many. */
+uint32_t agent_tensor_detach_some(struct agent_member *member, uint32_t max);
 /* A member's declarations are void. */
 void agent_tensor_detach(struct agent_member *member);
 

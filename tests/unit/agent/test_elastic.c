@@ -573,6 +573,55 @@ TEST(no_more_newcomers_than_the_job_takes)
 	die(scene, 0);
 }
 
+static unsigned n_void(const struct declared *declared)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < MANY; i++)
+		n += agent_is_void(&declared[i].base);
+	return n;
+}
+
+/* However many ranks have declared them; one dies and another leaves meanwhile. */
+TEST(what_many_have_declared_is_void_in_pieces_before_they_regroup)
+{
+	_cleanup_(freep) struct declared *declared = calloc(2 * MANY, sizeof(*declared));
+	_cleanup_(scene_freep) struct scene *scene =
+		scene_new(&(struct world_options){ .n_nodes = 1,
+						   .n_local = 4,
+						   .no_servers = true,
+						   .min_ranks = 1,
+						   .max_tensors = MANY + 1 });
+	struct world *world = scene->world;
+	struct failure failure;
+	char name[32];
+
+	ASSERT_TRUE(declared);
+	for (unsigned i = 0; i < 2 * MANY; i++) {
+		(void)snprintf(name, sizeof(name), "x%u", i % MANY);
+		ASSERT_OK(declared_make(&declared[i], &world->ranks[i / MANY], name, DTYPE_FLOAT32,
+					N, &failure));
+	}
+	for (uint32_t i = 0; i < 4; i++)
+		agent_regroup(&world->ranks[i].member);
+	ASSERT_INT(n_void(declared), <, MANY / 2);
+	ASSERT_EQ(world->ranks[0].n_joined, 1);
+	die(scene, 3);
+	WORLD_UNTIL(world, world->ranks[0].n_joined == 2);
+	ASSERT_EQ(n_void(declared) + n_void(declared + MANY), 2 * MANY);
+	expect_place(scene, 2, 2, 3, 3);
+
+	for (unsigned i = 0; i < MANY; i++) {
+		(void)snprintf(name, sizeof(name), "x%u", i);
+		ASSERT_OK(declared_make(&declared[i], &world->ranks[0], name, DTYPE_FLOAT32, N,
+					&failure));
+	}
+	agent_leave(&world->ranks[0].member);
+	ASSERT_INT(n_void(declared), <, MANY / 2);
+	WORLD_UNTIL(world, world->ranks[0].left);
+	ASSERT_EQ(n_void(declared), MANY);
+}
+
 TEST(who_dies_is_not_waited_for_in_a_regrouping)
 {
 	_cleanup_(scene_freep) struct scene *scene = four(1);
