@@ -433,11 +433,14 @@ def _in_turn(client, request, full):
     return request
 
 
-def _ranks_gathered(request, full, size):
+def ranks_gathered(request, full, size):
     """How many ranks have come to an operation that has ended well.
 
     In an elastic job they may be fewer than there were, which all ranks see alike.
     """
+    if request._client.elastic:
+        request.wait_on_host()  # of one on a device, only a stream may have waited
+        request.check()
     came = request.came
     if came is None:
         return size
@@ -462,7 +465,7 @@ def gather_factors(source, target, size, name=None, timeout=None):
     name = None if name is None else f"product.{name}"
     request = all_gather_equal(source, target, name, timeout)
     yield request
-    return _ranks_gathered(request, "a product over ranks", size)
+    return ranks_gathered(request, "a product over ranks", size)
 
 
 def all_gather(span, rows, row, make, name=None, timeout=None, order=None):
@@ -479,7 +482,7 @@ def all_gather(span, rows, row, make, name=None, timeout=None, order=None):
     table, all_of_them = int64_span([0] * (2 * size))
     request = submit(client, full + ".rows", 2, mine, all_of_them, Operation.ALL_GATHER, **first)
     yield _in_turn(client, request, full)
-    table = table[: 2 * _ranks_gathered(request, full, size)]
+    table = table[: 2 * ranks_gathered(request, full, size)]
     _check_rows(client, table[1::2], row, full)
     rows = table[0::2]
     result, target = make(sum(rows))

@@ -19,12 +19,13 @@ def _all_but_channels(x):
 
 
 def _gathered(mine, name):
-    """A row for each rank."""
-    table = _devices.empty((_client.current().size, mine.numel()), mine.dtype, mine)
+    """A row for each rank that has come."""
+    size = _client.current().size
+    table = _devices.empty((size, mine.numel()), mine.dtype, mine)
     request = _ops.all_gather_equal(ops.span_of(mine), ops.span_of(table), name)
     request.wait()
     request.check()
-    return table
+    return table[: _ops.ranks_gathered(request, name, size)]
 
 
 def _statistics(x, name):

@@ -3,12 +3,14 @@
 import copy
 import io
 import itertools
+import types
 
 import torch
 import torch.nn.functional as F
 from torch_common import assert_alike, expect, new_net, run_checks
 
 import bps.torch as bps
+from bps import _ops
 from bps.torch import cross_barrier
 
 
@@ -278,6 +280,37 @@ def check_sync_batch_norm_with_an_empty_rank():
     layer(x).square().sum().backward()
     assert x.grad.shape == rows.shape and x.grad.isfinite().all()
     torch.testing.assert_close(layer.running_mean, 0.1 * whole.mean(0))
+
+
+class OneCame:
+    """The request of an elastic job to which one rank has come, as is known when the host has waited."""
+
+    _client, came = types.SimpleNamespace(elastic=True), None
+
+    def wait(self):
+        return True
+
+    def check(self):
+        pass
+
+    def wait_on_host(self):
+        self.came = types.SimpleNamespace(n_came=1, world_size=1)
+
+
+def check_sync_batch_norm_when_the_others_are_lost():
+    """The rows of those that are left stand first; behind them nobody has written."""
+
+    def gather(mine, table, name):
+        table.owner.fill_(float("nan"))[0] = mine.owner
+        return OneCame()
+
+    whole, gather_all = data(1, torch.float64, (5,)), _ops.all_gather_equal
+    _ops.all_gather_equal = gather
+    try:
+        result = bps.SyncBatchNorm(5).double()(whole)
+    finally:
+        _ops.all_gather_equal = gather_all
+    torch.testing.assert_close(result, torch.nn.BatchNorm1d(5).double()(whole))
 
 
 def check_sync_batch_norm_in_a_model():
