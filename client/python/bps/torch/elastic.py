@@ -9,7 +9,13 @@ import torch
 from .. import _client, shutdown
 from .._horovod import init
 from ..elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run, run_fn
-from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    load_optimizer_state,
+)
 
 __all__ = [
     "ElasticSampler",
@@ -108,6 +114,9 @@ class _Model:
 
 
 class _Optimizer(_Model):
+    def restore(self):
+        load_optimizer_state(self.value, self._saved)
+
     def sync(self):
         broadcast_optimizer_state(self.value, root_rank=0)
         self.save()

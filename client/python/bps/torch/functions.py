@@ -97,6 +97,17 @@ def _holes(value):
             yield from _holes(item)
 
 
+def load_optimizer_state(optimizer, state):
+    """optimizer.load_state_dict(state) that leaves the types of tensors as they are: that casts to the parameter's type."""
+    optimizer.load_state_dict(state)
+    given, loaded = [], []
+    _take_tensors_out(state, given)
+    _take_tensors_out(optimizer.state_dict(), loaded)
+    for tensor, wanted in zip(loaded, given):
+        if tensor.dtype != wanted.dtype:
+            tensor.data = wanted.to(tensor.device)
+
+
 def broadcast_optimizer_state(optimizer, root_rank, prefix="Parameter.", model=None):
     """Gives the optimizer of every rank the state of rank root_rank's: what its state_dict() holds, tensors and all.
 
@@ -120,7 +131,7 @@ def broadcast_optimizer_state(optimizer, root_rank, prefix="Parameter.", model=N
     for handle in handles:
         handle.wait()
     if not mine:
-        optimizer.load_state_dict(_put_tensors_in(skeleton, tensors))
+        load_optimizer_state(optimizer, _put_tensors_in(skeleton, tensors))
 
 
 __all__ = [

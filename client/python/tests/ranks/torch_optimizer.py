@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from checks import chosen
 
 import bps.torch as bps
+from bps.torch.elastic import TorchState
 
 STEPS = 6
 SHARE = 8  # examples of one rank in one step
@@ -441,26 +442,39 @@ def check_parameters_added_later():
     assert_alike(second)
 
 
+def same(a, b):
+    if torch.is_tensor(a):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
 def same_state(optimizer):
     """Whether the state is that of rank 0, of which every rank gets a copy."""
     mine = optimizer.state_dict()
-    theirs = bps.broadcast_object(mine, 0, name="state")
+    return same(mine, bps.broadcast_object(mine, 0, name="state"))
 
-    def same(a, b):
-        if torch.is_tensor(a):
-            return a.dtype == b.dtype and torch.equal(a, b)
-        if isinstance(a, dict):
-            return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-        if isinstance(a, (list, tuple)):
-            return len(a) == len(b) and all(map(same, a, b))
-        return a == b
 
-    return same(mine, theirs)
+class Wide(torch.optim.SGD):
+    """Its state is of a wider type than its parameters."""
+
+    def step(self, closure):
+        closure()
+        for p in self.param_groups[0]["params"]:
+            past = self.state[p].setdefault("past", [torch.zeros_like(p, dtype=torch.float64)])[0]
+            past.mul_(0.9).add_(p.grad, alpha=0.1)
+            p.data.sub_(past)
 
 
 def check_broadcast_of_optimizer_state():
     makers = dict(
-        OPTIMIZERS, lbfgs=lambda p: torch.optim.LBFGS(p), rmsprop=lambda p: torch.optim.RMSprop(p, centered=True)
+        OPTIMIZERS,
+        lbfgs=lambda p: torch.optim.LBFGS(p),
+        rmsprop=lambda p: torch.optim.RMSprop(p, centered=True),
+        wide=lambda p: Wide(p, lr=0.1),
     )
     for name, make in makers.items():
         net = new_net()
@@ -480,6 +494,9 @@ def check_broadcast_of_optimizer_state():
         bps.broadcast_optimizer_state(optimizer, root_rank=0, prefix=f"{name}.")
         assert optimizer.param_groups[0]["lr"] == 0.123
         assert same_state(optimizer), name
+        saved = copy.deepcopy(optimizer.state_dict())
+        TorchState(optimizer=optimizer).restore()
+        assert same(saved, optimizer.state_dict()), name
         optimizer = bps.DistributedOptimizer(optimizer, net.named_parameters())
         bps.broadcast_optimizer_state(optimizer, root_rank=bps.size() - 1, prefix=f"{name}.again.")
         bps.broadcast_optimizer_state(optimizer, 0, net)  # Horovod's third argument is the model
