@@ -15,6 +15,7 @@ without this copy. None: the tensor's. A tensor on a CUDA device is to be conver
 
 import copy
 import errno
+import time
 
 import torch
 
@@ -58,13 +59,20 @@ def check_tensor(tensor, what="the tensor"):
 _MOVED_AS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def check_moved(tensor):
+    """For operations that only move, which take tensors of any type."""
+    check_kind(tensor)
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        check_tensor(tensor)
+
+
 def as_moved(tensor):
     """The tensor, without its history; of a type that bps does not know (complex, unsigned, float8) a view with elements that it
     does know, or a copy where the tensor is conjugated or negated on demand. For operations that only move.
     """
-    check_kind(tensor)
+    check_moved(tensor)
     tensor = tensor.detach()
-    if tensor.layout != torch.strided or tensor.dtype in DTYPES or tensor.is_quantized:
+    if tensor.dtype in DTYPES:
         return tensor
     tensor = tensor.resolve_conj().resolve_neg()
     if tensor.dtype == torch.complex128:
@@ -172,11 +180,27 @@ class _Reducing:
         each = 1.0 if self.reduction == Reduction.AVERAGE else _client.current().size
         return self.prescale * self.postscale * each
 
-    def start(self, tensor, in_place):
+    def check(self, tensor):
         check_kind(tensor)
         widens = self.output_dtype not in (None, tensor.dtype)
         if widens and (sparse.is_sparse(tensor) or self.reduction is Product):
             raise TypeError("output_dtype is for sums, averages, minima and maxima of tensors that are not sparse")
+        if sparse.is_sparse(tensor):
+            sparse.check(tensor, DTYPES)
+        else:
+            check_tensor(tensor)
+        if tensor.dtype == torch.bool and self.reduction == Reduction.AVERAGE:
+            raise TypeError("bool has no average: give op=Sum (or), Max (or) or Min (and)")
+
+    def check_rows(self, tensor):
+        """For a reduction whose rows are scattered."""
+        self.check(tensor)
+        check_tensor(tensor)
+        if not tensor.dim():
+            raise BpsValueError(errno.EINVAL, "reducescatter: a tensor without dimensions has no rows to be scattered")
+
+    def start(self, tensor, in_place):
+        self.check(tensor)
         if sparse.is_sparse(tensor):
             return sparse.start(tensor, self, in_place)
         if self.reduction is Product:
@@ -365,11 +389,12 @@ class GroupHandle:
         return all(handle.poll() for handle in self._handles)
 
     def wait(self, timeout=None):
-        """The list of the results, when all are complete; the first failure otherwise."""
+        """The list of the results, when all are complete; the first failure otherwise. timeout: for all together."""
+        end = None if timeout is None else time.monotonic() + timeout
         failed = None
         for handle in self._handles:
             try:
-                handle.wait(timeout)
+                handle.wait(None if end is None else max(0.0, end - time.monotonic()))
             except OSError as error:
                 failed = failed or error
         if failed is not None:
@@ -386,9 +411,16 @@ def _group_names(name, tensors):
     return [None if name is None else f"{name}.{i}" for i in range(len(tensors))]
 
 
-def _start_group(tensors, how, in_place):
+def _start_group(tensors, names, check, start):
+    """Either all begin, or none does. start(tensor, name) gives a handle."""
+    for tensor in tensors:
+        check(tensor)
+    return GroupHandle([start(tensor, name) for tensor, name in zip(tensors, names)])
+
+
+def _start_reductions(tensors, how, in_place):
     names = _group_names(how.name, tensors)
-    return GroupHandle([how.named(name).start(tensor, in_place) for tensor, name in zip(tensors, names)])
+    return _start_group(tensors, names, how.check, lambda x, name: how.named(name).start(x, in_place))
 
 
 class _ReduceGroup(torch.autograd.Function):
@@ -396,7 +428,7 @@ class _ReduceGroup(torch.autograd.Function):
     def forward(ctx, how, *tensors):
         _client.remember(ctx)
         ctx.how = how
-        return tuple(_start_group(tensors, how, in_place=False).wait())
+        return tuple(_start_reductions(tensors, how, in_place=False).wait())
 
     @staticmethod
     @_client.as_remembered
@@ -419,7 +451,7 @@ def grouped_allreduce_async(
 ):
     """Starts grouped_allreduce(). One handle for all; its result is the list."""
     how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout, output_dtype)
-    return _start_group(tensors, how, in_place=False)
+    return _start_reductions(tensors, how, in_place=False)
 
 
 @over_process_set
@@ -436,7 +468,7 @@ def grouped_allreduce_async_(
 ):
     """Starts grouped_allreduce_()."""
     how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
-    return _start_group(tensors, how, in_place=True)
+    return _start_reductions(tensors, how, in_place=True)
 
 
 @_ops.waits_for(grouped_allreduce_async_)
@@ -560,6 +592,10 @@ def _start_allgather(tensor, name, finish, timeout):
     return Handle(steps())
 
 
+def _start_gathers(tensors, names, finish, timeout):
+    return _start_group(tensors, names, check_moved, lambda x, name: _start_allgather(x, name, finish, timeout))
+
+
 @over_process_set
 def allgather_async(tensor, name=None, process_set=None, timeout=None):
     """Starts allgather()."""
@@ -569,7 +605,7 @@ def allgather_async(tensor, name=None, process_set=None, timeout=None):
 @over_process_set
 def grouped_allgather_async(tensors, name=None, process_set=None, timeout=None):
     """Starts grouped_allgather(). One handle for all; its result is the list."""
-    return GroupHandle([allgather_async(x, n, timeout=timeout) for x, n in zip(tensors, _group_names(name, tensors))])
+    return _start_gathers(tensors, _group_names(name, tensors), lambda result, _: result, timeout)
 
 
 class _AllGather(torch.autograd.Function):
@@ -578,8 +614,7 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, names, timeout, *tensors):
         _client.remember(ctx)
-        handles = [_start_allgather(x, name, lambda *both: both, timeout) for x, name in zip(tensors, names)]
-        results, rows = zip(*GroupHandle(handles).wait())
+        results, rows = zip(*_start_gathers(tensors, names, lambda *both: both, timeout).wait())
         ctx.arguments = (names, timeout, rows, [x.shape for x in tensors])
         return results
 
@@ -659,9 +694,7 @@ def alltoall(tensor, splits=None, name=None, process_set=None, timeout=None):
 
 
 def _start_reducescatter(tensor, how):
-    check_kind(tensor)
-    if not tensor.dim():
-        raise BpsValueError(errno.EINVAL, "reducescatter: a tensor without dimensions has no rows to be scattered")
+    how.check_rows(tensor)
     source = how.scaled(tensor)
     count, row = _rows(source)
     rows = _ops.scatter_rows(count)
@@ -675,25 +708,26 @@ def _start_reducescatter(tensor, how):
     return Handle(steps())
 
 
+def _start_scatters(tensors, names, how):
+    return _start_group(tensors, names, how.check_rows, lambda x, name: _start_reducescatter(x, how.named(name)))
+
+
 class _ReduceScatter(torch.autograd.Function):
-    """Of several tensors, all under way together. how: for each."""
+    """Of several tensors, all under way together."""
 
     @staticmethod
-    def forward(ctx, how, *tensors):
+    def forward(ctx, names, how, *tensors):
         _client.remember(ctx)
-        ctx.how = how
-        return tuple(GroupHandle([_start_reducescatter(x, h) for x, h in zip(tensors, how)]).wait())
+        ctx.names, ctx.how = names, how
+        return tuple(_start_scatters(tensors, names, how).wait())
 
     @staticmethod
     @_client.as_remembered
     def backward(ctx, *grads):
-        of_gradients = [how.of_gradient() for how in ctx.how]
-        handles = [
-            allgather_async(grad, _grad_name("reducescatter", how.name), timeout=how.timeout)
-            for grad, how in zip(grads, ctx.how)
-        ]
-        wholes = GroupHandle(handles).wait()
-        return None, *(_scaled(whole, how.factor()) for whole, how in zip(wholes, of_gradients))
+        names = [_grad_name("reducescatter", name) for name in ctx.names]
+        factor = ctx.how.of_gradient().factor()
+        wholes = _start_gathers(grads, names, lambda result, _: result, ctx.how.timeout).wait()
+        return None, None, *(_scaled(whole, factor) for whole in wholes)
 
 
 @over_process_set
@@ -725,8 +759,7 @@ def grouped_reducescatter_async(
 ):
     """Starts grouped_reducescatter(). One handle for all; its result is the list."""
     how = _Reducing(Reduction(op), None, 0, prescale_factor, postscale_factor, timeout, output_dtype)
-    names = _group_names(name, tensors)
-    return GroupHandle([_start_reducescatter(x, how.named(n)) for x, n in zip(tensors, names)])
+    return _start_scatters(tensors, _group_names(name, tensors), how)
 
 
 @over_process_set
@@ -746,8 +779,8 @@ def reducescatter(
     Sums and averages can be differentiated.
     """
     wire, ctx = compression.compress(tensor)
-    how = _Reducing(Reduction(op), name, 0, prescale_factor, postscale_factor, timeout, output_dtype)
-    return compression.decompress(_ReduceScatter.apply([how], wire)[0], ctx)
+    how = _Reducing(Reduction(op), None, 0, prescale_factor, postscale_factor, timeout, output_dtype)
+    return compression.decompress(_ReduceScatter.apply([name], how, wire)[0], ctx)
 
 
 @over_process_set
@@ -767,7 +800,7 @@ def grouped_reducescatter(
     if not tensors:
         return []
     wires, contexts = zip(*map(compression.compress, tensors))
-    results = _ReduceScatter.apply([how.named(n) for n in _group_names(name, tensors)], *wires)
+    results = _ReduceScatter.apply(_group_names(name, tensors), how, *wires)
     return [compression.decompress(result, ctx) for result, ctx in zip(results, contexts)]
 
 

@@ -26,7 +26,7 @@ def _tensor(numbers, values, shape):
     return torch.sparse_coo_tensor(numbers, values, shape, device=values.device, check_invariants=False)
 
 
-def _check(tensor, dtypes):
+def check(tensor, dtypes):
     if not tensor.sparse_dim():
         raise TypeError("the tensor has no sparse dimension: call to_dense() on it")
     if tensor.dtype not in dtypes:
@@ -67,7 +67,7 @@ class Exchange:
     def __init__(self, tensor, reduction, name=None, priority=0, timeout=None, scale=1.0, wire_dtype=None, full=None):
         from .ops import DTYPES  # which imports this module
 
-        _check(tensor, DTYPES)
+        check(tensor, DTYPES)
         tensor = tensor.detach()
         if tensor.device.type != "cpu":
             _devices.say_staging(tensor.device)

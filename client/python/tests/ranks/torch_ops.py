@@ -7,6 +7,7 @@ import torch
 from checks import chosen
 
 import bps.torch as bps
+from bps import _ops
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 DTYPES += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
@@ -123,6 +124,27 @@ def check_groups():
     one, two = bps.grouped_allreduce(inputs, op=bps.Sum, name="group.grad")
     ((bps.rank() + 1) * one.sum() + 5 * two.sum()).backward()
     assert (inputs[0].grad == bps.size() * (bps.size() + 1) / 2).all() and (inputs[1].grad == 5 * bps.size()).all()
+
+
+def check_groups_of_which_one_is_refused():
+    """None of them has begun."""
+    mine, begun, submit = torch.ones(bps.size()), [], _ops.submit
+    _ops.submit = lambda *arguments, **more: begun.append(arguments) or submit(*arguments, **more)
+    try:
+        for start, wrong, words in (
+            (bps.grouped_allreduce_async_, torch.ones(2, dtype=torch.complex64), "complex64"),
+            (bps.grouped_allreduce_async_, torch.ones(2, dtype=torch.bool), "no average"),
+            (bps.grouped_allreduce_async, [1.0], "of type list"),
+            (bps.grouped_allgather_async, torch.ones(2, 2).to_sparse(), "to_dense"),
+            (bps.grouped_reducescatter_async, torch.tensor(1.0), "no rows"),
+        ):
+            try:
+                start([mine, wrong])
+                raise AssertionError(f"{start.__name__} took it: {words}")
+            except (TypeError, bps.BpsValueError) as error:
+                assert words in str(error) and not begun, (error, begun)
+    finally:
+        _ops.submit = submit
 
 
 def check_groups_that_gather_and_scatter():
@@ -414,6 +436,30 @@ def check_timeouts():
     bps.barrier()
     for name, call in calls.items():
         call(name=f"timely.{name}", timeout=60)
+
+
+def check_timeouts_of_groups():
+    """One for all together; what has not ended goes on."""
+    timeouts, wait = [], _ops.Handle.wait
+
+    def recorded(handle, timeout=None):
+        timeouts.append(timeout)
+        return wait(handle, timeout)
+
+    group = bps.grouped_allreduce_async([torch.ones(2)] * 3, name="group.in time") if bps.rank() == 0 else None
+    if group and bps.size() > 1:
+        _ops.Handle.wait = recorded
+        try:
+            bps.synchronize(group, timeout=0.1)
+            raise AssertionError("it did not miss the other ranks")
+        except bps.BpsTimeoutError:
+            pass
+        finally:
+            _ops.Handle.wait = wait
+        assert timeouts[0] <= 0.1 and timeouts[1:] == [0, 0], timeouts
+    bps.barrier()
+    group = group or bps.grouped_allreduce_async([torch.ones(2)] * 3, name="group.in time")
+    assert all(torch.equal(result, torch.ones(2)) for result in bps.synchronize(group, timeout=60))
 
 
 def check_broadcast():
