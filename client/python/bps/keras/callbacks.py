@@ -1,5 +1,7 @@
 """Callbacks of Keras for training on many ranks. Names of BytePS and Horovod; for every backend of Keras."""
 
+import numpy as np
+
 from .. import _client
 from .. import allgather_object as _allgather_object
 from ._backend import keras
@@ -51,8 +53,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
 
 
+def _metric(value):
+    """As a float, or as an array where it has dimensions."""
+    array = np.asarray(keras.ops.convert_to_numpy(value), np.float64)
+    return array if array.ndim else float(array)
+
+
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Makes the metrics of an epoch their average over the ranks that have them.
+    """Makes the metrics of an epoch their average over the ranks that have them, element by element where they are arrays.
 
     To stand in the list before callbacks that use metrics. device has no effect.
     """
@@ -63,7 +71,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if logs is None:
             logs = {}
-        everybody = _allgather_object({k: float(v) for k, v in logs.items()}, name="keras.metrics")
+        everybody = _allgather_object({k: _metric(v) for k, v in logs.items()}, name="keras.metrics")
         for name in logs:
             values = [metrics[name] for metrics in everybody if name in metrics]
             logs[name] = sum(values) / len(values)

@@ -92,6 +92,15 @@ def check_fit(only=None):
         np.testing.assert_allclose(history["accuracy"], expected["accuracy"], rtol=1e-4)
 
 
+def check_metrics_that_are_arrays():
+    """As those of F1Score, which has a number for each class."""
+    rank, average = bps.rank(), (bps.size() - 1) / 2
+    logs = {"f1": keras.ops.convert_to_tensor(np.array([rank, 1 + rank], "float32")), "loss": 0.5 + rank}
+    bps.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    np.testing.assert_array_equal(logs["f1"], [average, 1 + average])
+    assert logs["loss"] == 0.5 + average and isinstance(logs["loss"], float)
+
+
 def check_options():
     alone = compiled(new_model(1), OPTIMIZERS["sgd"]())
     fit(alone, together=False)
