@@ -123,8 +123,9 @@ def _scaled(tensor, factor):
     return (wide * factor).to(tensor.dtype)
 
 
-def _grad_name(operation, name):
-    return None if name is None else f"{operation}.{name}.grad"
+def _grad_names(names, operation=""):
+    """What the gradients of an operation's tensors are called."""
+    return [None if name is None else f"{operation}{name}.grad" for name in names]
 
 
 # -- push_pull, allreduce
@@ -169,14 +170,13 @@ class _Reducing:
             source = source.to(self.output_dtype)
         return _scaled(source, self.prescale)
 
-    def of_gradient(self):
-        """Every rank's result depends on every rank's input alike, so the gradient is reduced as the values were."""
+    def check_differentiable(self):
         if self.reduction not in (Reduction.SUM, Reduction.AVERAGE):
             raise RuntimeError("only sums and averages over ranks can be differentiated")
-        return self.named(None if self.name is None else f"{self.name}.grad")
 
     def factor(self):
         """What the gradient of a rank's share of a reduction is multiplied by: as in Horovod, size() times the derivative."""
+        self.check_differentiable()
         each = 1.0 if self.reduction == Reduction.AVERAGE else _client.current().size
         return self.prescale * self.postscale * each
 
@@ -235,16 +235,20 @@ class _Reducing:
 
 
 class _Reduce(torch.autograd.Function):
+    """Of several tensors, all under way together. As of all operations, what backward() does can be differentiated again."""
+
     @staticmethod
-    def forward(ctx, tensor, how):
+    def forward(ctx, names, how, *tensors):
         _client.remember(ctx)
-        ctx.how = how
-        return how.start(tensor, in_place=False).wait()
+        ctx.names, ctx.how = names, how
+        return tuple(_start_reductions(tensors, names, how, in_place=False).wait())
 
     @staticmethod
     @_client.as_remembered
-    def backward(ctx, grad):
-        return _Reduce.apply(grad, ctx.how.of_gradient()), None
+    def backward(ctx, *grads):
+        """Every rank's result depends on every rank's input alike, so gradients are reduced as the values were."""
+        ctx.how.check_differentiable()
+        return None, None, *_Reduce.apply(_grad_names(ctx.names), ctx.how, *grads)
 
 
 def push_pull_async(tensor, average=True, name=None, version=0, priority=0, timeout=None, output_dtype=None):
@@ -279,8 +283,8 @@ def push_pull(
     """The average (or sum) of tensor over all ranks, as a new tensor. Can be differentiated."""
     check_kind(tensor)
     wire, ctx = compression.compress(tensor)
-    how = _Reducing(choose_reduction(average, None), name, priority, timeout=timeout, output_dtype=output_dtype)
-    return compression.decompress(_Reduce.apply(wire, how), ctx)
+    how = _Reducing(choose_reduction(average, None), None, priority, timeout=timeout, output_dtype=output_dtype)
+    return compression.decompress(_Reduce.apply([name], how, wire)[0], ctx)
 
 
 def accumulate_async(tensor, name, priority=0, timeout=None, all_ranks=False):
@@ -360,9 +364,9 @@ def allreduce(
     Sums and averages can be differentiated.
     """
     check_kind(tensor)
-    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout, output_dtype)
+    how = _Reducing(_reduction(average, op), None, priority, prescale_factor, postscale_factor, timeout, output_dtype)
     wire, ctx = compression.compress(tensor)
-    return compression.decompress(_Reduce.apply(wire, how), ctx)
+    return compression.decompress(_Reduce.apply([name], how, wire)[0], ctx)
 
 
 @over_process_set
@@ -418,22 +422,8 @@ def _start_group(tensors, names, check, start):
     return GroupHandle([start(tensor, name) for tensor, name in zip(tensors, names)])
 
 
-def _start_reductions(tensors, how, in_place):
-    names = _group_names(how.name, tensors)
+def _start_reductions(tensors, names, how, in_place):
     return _start_group(tensors, names, how.check, lambda x, name: how.named(name).start(x, in_place))
-
-
-class _ReduceGroup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, how, *tensors):
-        _client.remember(ctx)
-        ctx.how = how
-        return tuple(_start_reductions(tensors, how, in_place=False).wait())
-
-    @staticmethod
-    @_client.as_remembered
-    def backward(ctx, *grads):
-        return None, *_ReduceGroup.apply(ctx.how.of_gradient(), *grads)
 
 
 @over_process_set
@@ -450,8 +440,8 @@ def grouped_allreduce_async(
     output_dtype=None,
 ):
     """Starts grouped_allreduce(). One handle for all; its result is the list."""
-    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout, output_dtype)
-    return _start_reductions(tensors, how, in_place=False)
+    how = _Reducing(_reduction(average, op), None, priority, prescale_factor, postscale_factor, timeout, output_dtype)
+    return _start_reductions(tensors, _group_names(name, tensors), how, in_place=False)
 
 
 @over_process_set
@@ -467,8 +457,8 @@ def grouped_allreduce_async_(
     timeout=None,
 ):
     """Starts grouped_allreduce_()."""
-    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
-    return _start_reductions(tensors, how, in_place=True)
+    how = _Reducing(_reduction(average, op), None, priority, prescale_factor, postscale_factor, timeout)
+    return _start_reductions(tensors, _group_names(name, tensors), how, in_place=True)
 
 
 @_ops.waits_for(grouped_allreduce_async_)
@@ -491,9 +481,10 @@ def grouped_allreduce(
     output_dtype=None,
 ):
     """The list of what allreduce() makes of each tensor, all under way together. Can be differentiated."""
-    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout, output_dtype)
+    how = _Reducing(_reduction(average, op), None, priority, prescale_factor, postscale_factor, timeout, output_dtype)
     wires, contexts = zip(*map(compression.compress, tensors)) if tensors else ((), ())
-    return [compression.decompress(result, ctx) for result, ctx in zip(_ReduceGroup.apply(how, *wires), contexts)]
+    results = _Reduce.apply(_group_names(name, tensors), how, *wires)
+    return [compression.decompress(result, ctx) for result, ctx in zip(results, contexts)]
 
 
 # -- broadcast
@@ -541,10 +532,13 @@ class _Broadcast(torch.autograd.Function):
     @_client.as_remembered
     def backward(ctx, grad):
         root_rank, name, timeout = ctx.arguments
-        how = _Reducing(Reduction.AVERAGE, _grad_name("broadcast", name), timeout=timeout)
-        total = how.start(grad, in_place=False).wait()
+        how = _Reducing(Reduction.AVERAGE, timeout=timeout)
+        (total,) = _Reduce.apply(_grad_names([name], "broadcast."), how, grad)
         client = _client.current()
-        return total if client.rank == client.number_of(root_rank) else torch.zeros_like(total), None, None, None
+        if client.rank != client.number_of(root_rank):
+            # Zeros with a history: when they are differentiated, this rank takes part as the root does.
+            total = total.masked_fill(torch.ones((), dtype=torch.bool, device=total.device), 0)
+        return total, None, None, None
 
 
 @over_process_set
@@ -622,14 +616,12 @@ class _AllGather(torch.autograd.Function):
     @_client.as_remembered
     def backward(ctx, *grads):
         names, timeout, rows, shapes = ctx.arguments
-        handles = [
-            _Reducing(Reduction.AVERAGE, _grad_name("allgather", name), timeout=timeout).start(grad, in_place=False)
-            for name, grad in zip(names, grads)
-        ]
+        how = _Reducing(Reduction.AVERAGE, timeout=timeout)
+        totals = _Reduce.apply(_grad_names(names, "allgather."), how, *grads)
         rank = _client.current().rank
         mine = [
             total.narrow(0, sum(n[:rank]), n[rank]).reshape(shape)
-            for total, n, shape in zip(GroupHandle(handles).wait(), rows, shapes)
+            for total, n, shape in zip(totals, rows, shapes)
         ]
         return None, None, *mine
 
@@ -679,7 +671,7 @@ class _AllToAll(torch.autograd.Function):
     @_client.as_remembered
     def backward(ctx, grad, _):
         received, name, timeout = ctx.arguments
-        back, _ = _start_alltoall(grad, received.tolist(), _grad_name("alltoall", name), timeout).wait()
+        back, _ = _AllToAll.apply(grad, received.tolist(), *_grad_names([name], "alltoall."), timeout)
         return back, None, None, None
 
 
@@ -724,9 +716,8 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     @_client.as_remembered
     def backward(ctx, *grads):
-        names = [_grad_name("reducescatter", name) for name in ctx.names]
-        factor = ctx.how.of_gradient().factor()
-        wholes = _start_gathers(grads, names, lambda result, _: result, ctx.how.timeout).wait()
+        factor = ctx.how.factor()
+        wholes = _AllGather.apply(_grad_names(ctx.names, "reducescatter."), ctx.how.timeout, *grads)
         return None, None, *(_scaled(whole, factor) for whole in wholes)
 
 

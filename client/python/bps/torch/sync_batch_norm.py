@@ -4,6 +4,7 @@ import itertools
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 from .. import _client, _ops
 from .._horovod import check_process_set
@@ -59,6 +60,7 @@ class _Normalize(torch.autograd.Function):
         return F.batch_norm(x, mean.to(kind), variance.to(kind), weight, bias, False, 0.0, eps)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         x, weight, mean, inverse = ctx.saved_tensors
         shape = [1, -1] + [1] * (x.dim() - 2)
@@ -87,7 +89,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     """As torch's BatchNorm1d, 2d and 3d, with statistics over the batches of all ranks, which may differ in size.
 
     While it trains, every rank must call it, and make its layers, in the same order. A rank whose batch is empty takes
-    part with an input of no rows. In eval() nothing is sent. Sums are made in float64. Gradients of weight and bias are
+    part with an input of no rows. In eval() nothing is sent. It can be differentiated once. Sums are made in float64. Gradients of weight and bias are
     this rank's, as those of any other layer; DistributedOptimizer and DistributedDataParallel average them.
     """
 

@@ -341,6 +341,9 @@ def check_sync_batch_norm_refuses():
     expect(ValueError, "2 dimensions", lambda: layer(torch.ones(5)))
     expect(ValueError, "4 channels", lambda: layer(torch.ones(2, 4)))
     expect(ValueError, "process_set", lambda: bps.SyncBatchNorm(5, process_set=object()))
+    x = data(1, torch.float32, (5,)).requires_grad_()
+    (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    expect(RuntimeError, "once_differentiable", lambda: first.sum().backward())
     if bps.size() == 1:
         expect(ValueError, "more than 1 value", lambda: layer(torch.ones(1, 5)))
 

@@ -561,6 +561,26 @@ def check_gradients():
     assert torch.equal(grad(lambda x: bps.reducescatter(x, op=bps.Sum), part[rank], n), n * torch.cat(part))
     assert torch.equal(grad(bps.reducescatter, part[rank], n), torch.cat(part))
 
+    def second(operation, weight, v):
+        """Of half the weighted square of the result, as a product with v."""
+        x = torch.ones(v.shape, requires_grad=True)
+        (first,) = torch.autograd.grad((operation(x).square() * weight).sum() / 2, x, create_graph=True)
+        return torch.autograd.grad((first * v).sum(), x)[0]
+
+    for operation, weight, rows, factor in (
+        (lambda x: bps.push_pull(x, average=False, name="d"), weights[rank], 6, 1),
+        (lambda x: bps.allreduce(x, name="d"), weights[rank], 6, 1),
+        (lambda x: bps.grouped_allreduce([x])[0], weights[rank], 6, 1),
+        (lambda x: bps.broadcast(x, 1), weights[rank], 6, 1 / n),
+        (lambda x: bps.allgather(x, name="d"), long[rank], rank + 1, 1 / n),
+        (lambda x: bps.alltoall(x, name="d"), square[rank], n, 1),
+        (lambda x: bps.reducescatter(x, op=bps.Sum, name="d"), part[rank], n, 1),
+        (bps.reducescatter, part[rank], n, 1),
+    ):
+        v = given(rank, torch.float32, rows, 2)
+        expected = grad(operation, factor * weight * operation(v), rows)
+        torch.testing.assert_close(second(operation, weight, v), expected)
+
 
 def check_what_cannot_be_scattered():
     for start in (bps.reducescatter, lambda x: bps.grouped_reducescatter([torch.ones(bps.size()), x])):
