@@ -90,11 +90,15 @@ def _bind(arrays, names, operation, reduction=0, root=0, priority=0, rows=None):
 
 
 def _scaled(array, factor):
-    """Floats of two bytes are scaled as float32: a factor may lie beyond what these can hold."""
+    """Floats of two bytes are scaled as float32: a factor may lie beyond what these can hold. Integers are scaled as float64, also
+    where the program has none: float32 has room for 24 bits of them.
+    """
     if factor == 1.0:
         return array
-    is_narrow = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
-    wide = array.astype(jnp.float32) if is_narrow else array
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        with jax.enable_x64(True):
+            return (array.astype(jnp.float64) * factor).astype(array.dtype)
+    wide = array.astype(jnp.float32) if array.dtype.itemsize < 4 else array
     return (wide * factor).astype(array.dtype)
 
 

@@ -88,6 +88,11 @@ def check_types_and_reductions():
         expected = (large.astype("float32") * factor).astype(dtype)
         for when in ("prescale_factor", "postscale_factor"):
             equal(bps.allreduce(large, op=bps.Average, **{when: factor}), np.asarray(expected))
+    for when in ("prescale_factor", "postscale_factor"):
+        double = functools.partial(bps.allreduce, op=bps.Max, **{when: 2.0})
+        with jax.enable_x64(False):
+            for how in both_ways:
+                equal(how(double)(jnp.int32([2**24 + 1])), np.int32([2**25 + 2]))  # no float32 is like it
 
 
 def check_trees():
