@@ -218,11 +218,6 @@ def result(handle, dtype, shape=None):
     return output
 
 
-def push_pull(tensor, reduction, name=None, priority=0):
-    handle = submit(tensor, Operation.PUSH_PULL, name, reduction, priority=priority)
-    return result(handle, tensor.dtype, tensor.shape)
-
-
 def push_pull_all(tensors, reduction, names, priorities):
     """All at once: what is reduced first is under way while the rest is computed."""
     handles = [

@@ -31,8 +31,8 @@ def check_differentiable(reduction):
         raise RuntimeError("only sums and averages over ranks can be differentiated")
 
 
-def _grad_name(name):
-    return None if name is None else f"{name}.grad"
+def _grad_name(name, operation=""):
+    return None if name is None else f"{operation}{name}.grad"
 
 
 # -- push_pull, allreduce
@@ -209,10 +209,9 @@ def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set
     def run(tensor):
         @_client.as_begun
         def gradient(grad):
-            total = _native.push_pull(
-                tf.convert_to_tensor(grad), Reduction.AVERAGE, None if name is None else f"broadcast.{name}.grad"
-            )
-            return total if _client.of_all_ranks().rank == root_rank else tf.zeros_like(total)
+            (total,) = reduce_all([tf.convert_to_tensor(grad)], Reduction.AVERAGE, [_grad_name(name, "broadcast.")])
+            # Zeros with a history: when they are differentiated, every rank takes part.
+            return tf.where(_client.of_all_ranks().rank == root_rank, total, tf.zeros_like(total))
 
         return _native.broadcast_all([tensor], root_rank, [name])[0], gradient
 
@@ -231,10 +230,7 @@ def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
 # -- allgather, alltoall, reducescatter: along the first dimension
 
 
-@over_process_set
-def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_process_set):
-    """tensor of rank 0, rank 1, ... one after the other; the first dimension may differ. Can be differentiated."""
-
+def _all_gather(tensor, name):
     @tf.custom_gradient
     def run(tensor):
         output, rows = _native.all_gather(tensor, name)
@@ -242,22 +238,41 @@ def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_pro
 
         @_client.as_begun
         def gradient(grad):
-            total = _native.push_pull(
-                tf.convert_to_tensor(grad), Reduction.AVERAGE, None if name is None else f"allgather.{name}.grad"
-            )
+            (total,) = reduce_all([tf.convert_to_tensor(grad)], Reduction.AVERAGE, [_grad_name(name, "allgather.")])
             first = tf.reduce_sum(rows[:rank])
             return tf.reshape(total[first : first + rows[rank]], tf.shape(tensor))
 
         return output, gradient
 
+    return run(tensor)
+
+
+@over_process_set
+def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_process_set):
+    """tensor of rank 0, rank 1, ... one after the other; the first dimension may differ. Can be differentiated."""
     tensor, restored = _native.to_moved(tensor)
-    return restored(run(tensor))
+    return restored(_all_gather(tensor, name))
 
 
 def grouped_allgather(tensors, name=None, ignore_name_scope=False, process_set=global_process_set):
     """allgather() of each of a list of tensors."""
     names = _names(name, len(tensors))
     return [allgather(tensor, n, process_set=process_set) for tensor, n in zip(tensors, names)]
+
+
+def _all_to_all(tensor, splits, name):
+    @tf.custom_gradient
+    def run(tensor):
+        output, rows = _native.all_to_all(tensor, splits, name)
+
+        @_client.as_begun
+        def gradient(grad, _):
+            back, _ = _all_to_all(tf.convert_to_tensor(grad), rows, _grad_name(name, "alltoall."))
+            return tf.reshape(back, tf.shape(tensor))
+
+        return (output, rows), gradient
+
+    return run(tensor)
 
 
 @over_process_set
@@ -275,20 +290,7 @@ def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_se
         # Where it cannot be cut evenly, the operation says so: the splits do not add up.
         cut = tf.fill([size], tf.cast(rows // size, tf.int64))
 
-    @tf.custom_gradient
-    def run(tensor):
-        output, rows = _native.all_to_all(tensor, cut, name)
-
-        @_client.as_begun
-        def gradient(grad, _):
-            back, _ = _native.all_to_all(
-                tf.convert_to_tensor(grad), rows, None if name is None else f"alltoall.{name}.grad"
-            )
-            return tf.reshape(back, tf.shape(tensor))
-
-        return (output, rows), gradient
-
-    output, rows = run(tensor)
+    output, rows = _all_to_all(tensor, cut, name)
     output = restored(output)
     return output if splits is None else (output, tf.cast(rows, tf.int32))
 
@@ -313,9 +315,7 @@ def reducescatter(
         @_client.as_begun
         def gradient(grad):
             check_differentiable(reduction)
-            whole, _ = _native.all_gather(
-                tf.convert_to_tensor(grad), None if name is None else f"reducescatter.{name}.grad"
-            )
+            whole = _all_gather(tf.convert_to_tensor(grad), _grad_name(name, "reducescatter."))
             if reduction == Reduction.SUM:
                 whole = whole * tf.cast(_client.current().size, whole.dtype)
             return tf.reshape(whole, tf.shape(tensor))

@@ -255,6 +255,31 @@ def check_gradients():
         column = np.arange(1, size + 1, dtype="float32")
         same(run(), np.stack([column, column], 1))
 
+    def first(operation, weights):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(operation(x) * weights)
+        return tape.gradient(loss, x)
+
+    def second(operation, v):
+        """Of half the square of the result, as a product with v."""
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_sum(operation(x) ** 2) / 2
+            product = tf.reduce_sum(inner.gradient(loss, x) * v)
+        return outer.gradient(product, x)
+
+    v = tf.constant(given(rank, tf.float32, size, 2) + 1)
+    for operation, factor in (
+        (lambda x: bps.allreduce(x, op=bps.Sum, name="g"), 1),
+        (lambda x: bps.broadcast(x, 0, name="g"), 1 / size),
+        (lambda x: bps.allgather(x, name="g"), 1 / size),
+        (lambda x: bps.alltoall(x, name="g"), 1),
+        (lambda x: bps.reducescatter(x, op=bps.Sum), 1),
+    ):
+        expected = first(operation, factor * operation(v))
+        for run in both(lambda operation=operation: second(operation, v)):
+            np.testing.assert_allclose(run(), expected, rtol=1e-5)
+
     def scattered():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(bps.reducescatter(x, op=bps.Sum)) * (rank + 1.0)
