@@ -75,7 +75,7 @@ class Request:
     error = None
     rows = None  # of the result of a push_pull_rows, once it has ended
     came = None  # of an elastic job, once it has ended: its Outcome
-    turn = None  # of the first of several requests: (the client's turns, their name)
+    turn = None  # of the first of several requests: their name
 
     def __init__(self, client, pointer, keep, by_rows=False):
         self._client = client
@@ -327,7 +327,7 @@ class Client:
         self.forked = False  # this process is a child of the one that the client belongs to
         self.tensors = {}  # name: Tensor, of those used last
         self._older_tensors = {}  # likewise, of those before
-        self.turns = weakref.WeakValueDictionary()  # name: its last Handle, of operations of more than one request
+        self.turns = {}  # name: the last operation of more than one request that has not ended; it keeps those before
         self.orders = None  # the thread whose operations without names all ranks submit in one order: init()'s
         self.outstanding = {}  # requests in the order of their submission; the values are of no use
         self.completer = None  # under the lock: who watches requests for others; has a stop(), called at the end
@@ -684,6 +684,7 @@ class Client:
             self.closed = True
             for request in list(self.outstanding):
                 request._settle(-errno.ECANCELED, "bps was shut down before it was complete")
+            self.turns.clear()
             self.tensors.clear()
             self._older_tensors.clear()
             self.pointer = None

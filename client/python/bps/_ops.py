@@ -39,13 +39,40 @@ class Span:
 
 
 class Handle:
-    """An operation under way. wait() gives its result; poll() tells whether wait() would return at once, and of an operation
-    on memory of a device, for which wait() makes the stream wait that is current, whether the result is there.
-
-    An operation of more than one request comes after those that were begun before it under the same name, in whatever
-    order they are waited for: all ranks then submit the requests of a name in the same order. And while a thread waits for
-    one, the client's completer goes on with the others, which another rank may be waiting for.
+    """What the caller has of an operation under way, which goes on also when the handle is dropped. wait() gives its result;
+    poll() tells whether wait() would return at once, and of an operation on memory of a device, for which wait() makes the
+    stream wait that is current, whether the result is there.
     """
+
+    _operation = None  # until its first request is submitted
+
+    def __init__(self, steps):
+        self._operation = _Operation(steps)
+
+    def __del__(self):
+        operation = self._operation
+        if operation is not None and operation.name is not None:
+            _open.watch(operation)
+
+    def poll(self):
+        return self._operation.poll()
+
+    def wait(self, timeout=None):
+        """The result. timeout in seconds: BpsTimeoutError when it passes; the operation then goes on."""
+        return self._operation.wait(timeout)
+
+    def cancel(self):
+        """Gives up an operation that still waits for other ranks; it then ends with BpsCanceledError for all."""
+        self._operation.cancel()
+
+
+class _Operation:
+    """One of more than one request comes after those that were begun before it under the same name, in whatever order they
+    are waited for: all ranks then submit the requests of a name in the same order. And while a thread waits for one, the
+    client's completer goes on with the others, which another rank may be waiting for.
+    """
+
+    name = None  # of more than one request: what they are in turn under
 
     def __init__(self, steps):
         self._lock = threading.Lock()
@@ -53,21 +80,19 @@ class Handle:
         self._request = None
         self._result = None
         self._error = None
-        self._before = None  # the Handle that is to end first
+        self._before = None  # the _Operation that is to end first
         self._watched = False  # by a completer
         self._advance()
         turn = getattr(self._request, "turn", None)
         if turn is not None:
-            turns, name = turn
-            self._before, turns[name] = turns.get(name), self
-            self.name = name
-            _open.add(self)
+            self.name, self.client = turn, self._request._client
+            self._before = _open.add(self)
 
     def poll(self):
         if not self._lock.acquire(blocking=False):
             return False  # another thread waits for it
         try:
-            if not self._in_turn(Handle.poll):
+            if not self._in_turn(_Operation.poll):
                 return False
             while self._steps is not None and self._request.poll():
                 self._take()
@@ -76,7 +101,6 @@ class Handle:
             self._lock.release()
 
     def wait(self, timeout=None):
-        """The result. timeout in seconds: BpsTimeoutError when it passes; the operation then goes on."""
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def left():
@@ -100,12 +124,12 @@ class Handle:
         return self._result
 
     def _in_turn(self, ended):
-        """Whether those before have ended, of which ended(handle) sees to one. The oldest first."""
-        before, handle = [], self._before
-        while handle is not None:
-            before.append(handle)
-            handle = handle._before
-        if not all(ended(handle) for handle in reversed(before)):
+        """Whether those before have ended, of which ended(operation) sees to one. The oldest first."""
+        before, operation = [], self._before
+        while operation is not None:
+            before.append(operation)
+            operation = operation._before
+        if not all(ended(operation) for operation in reversed(before)):
             return False
         self._before = None
         return True
@@ -123,7 +147,6 @@ class Handle:
         return True
 
     def cancel(self):
-        """Gives up an operation that still waits for other ranks; it then ends with BpsCanceledError for all."""
         request = self._request
         if request is not None:
             request.cancel()
@@ -145,7 +168,8 @@ class Handle:
             self._end(result=stop.value)
 
     def _end(self, result=None, error=None):
-        _open.discard(self)
+        if self.name is not None:
+            _open.discard(self)
         steps, self._steps, self._request = self._steps, None, None
         self._result, self._error = result, error
         steps.close()
@@ -166,47 +190,56 @@ def waits_for(start):
 
 
 class _Open:
-    """The Handles whose last request may not have been submitted."""
+    """The operations whose last request may not have been submitted."""
 
     def __init__(self):
-        self._lock = threading.Lock()
-        self._handles = weakref.WeakSet()  # under the lock
+        self._lock = threading.RLock()  # a handle may be dropped, by the garbage collector, wherever memory is asked for
+        self._operations = weakref.WeakSet()  # under the lock; they are kept in turns of their clients
 
-    def add(self, handle):
+    def add(self, operation):
+        """Returns the one before it in its turn, or None."""
+        turns = operation.client.turns
         with self._lock:
-            self._handles.add(handle)
+            self._operations.add(operation)
+            before, turns[operation.name] = turns.get(operation.name), operation
+            return before
 
-    def discard(self, handle):
-        if self._handles:
-            with self._lock:
-                self._handles.discard(handle)
+    def discard(self, operation):
+        turns = operation.client.turns
+        with self._lock:
+            self._operations.discard(operation)
+            if turns.get(operation.name) is operation:
+                del turns[operation.name]
 
     def advance(self):
         """Goes on with all as far as they can. Whether some have not ended."""
         with self._lock:
-            handles = list(self._handles)
-        return not all([handle.poll() for handle in handles])
+            operations = list(self._operations)
+        return not all([operation.poll() for operation in operations])
 
     def names(self):
         """Of tensors on which this process is yet to submit something, for operations that it has begun."""
         with self._lock:
-            return {handle.name for handle in self._handles}
+            return {operation.name for operation in self._operations}
 
     def watch_others(self, waiting):
         """Has completers see to all but the one that this thread is about to wait for."""
-        if not self._handles:
-            return
+        if self._operations:
+            with self._lock:
+                others = [operation for operation in self._operations if operation is not waiting]
+            for operation in others:
+                self.watch(operation)
+
+    def watch(self, operation):
+        """Has a completer see to one, if it is open."""
         with self._lock:
-            others = [handle for handle in self._handles if handle is not waiting and not handle._watched]
-            for handle in others:
-                handle._watched = True
-        for handle in others:
-            request = handle._request
-            if request is not None and not request._client.closing:
-                try:
-                    completer_of(request._client).add(handle, _NOBODY)
-                except BpsError:
-                    pass  # it was closed meanwhile, and the operation with it
+            if operation not in self._operations or operation._watched:
+                return
+            operation._watched = True
+        try:
+            completer_of(operation.client).add(operation, _NOBODY)
+        except BpsError:
+            pass  # the client is closed, and the operation with it
 
 
 class _Nobody:
@@ -427,9 +460,9 @@ def _check_rows(client, rows, row, what):
             )
 
 
-def _in_turn(client, request, full):
+def in_turn(request, full):
     """request, as the first of an operation under this name whose other requests come after those of the one before."""
-    request.turn = client.turns, full
+    request.turn = full
     return request
 
 
@@ -481,7 +514,7 @@ def all_gather(span, rows, row, make, name=None, timeout=None, order=None):
     size = client.size
     table, all_of_them = int64_span([0] * (2 * size))
     request = submit(client, full + ".rows", 2, mine, all_of_them, Operation.ALL_GATHER, **first)
-    yield _in_turn(client, request, full)
+    yield in_turn(request, full)
     table = table[: 2 * ranks_gathered(request, full, size)]
     _check_rows(client, table[1::2], row, full)
     rows = table[0::2]
@@ -509,7 +542,7 @@ def all_to_all(span, rows, row, splits, make, name=None, timeout=None):
     table, others = int64_span([0] * (2 * client.size))
     first = {"timeout": timeout, "order": order}
     request = submit(client, full + ".rows", 2 * client.size, mine, others, Operation.ALL_TO_ALL, **first)
-    yield _in_turn(client, request, full)
+    yield in_turn(request, full)
     _check_rows(client, table[1::2], row, full)
     rows = table[0::2]
     result, target = make(sum(rows))

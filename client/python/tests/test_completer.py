@@ -27,7 +27,7 @@ def test_the_outcome_is_told_while_another_thread_holds_the_handle():
     handle = Handle(steps("result"))
     assert handle.poll()
     got = []
-    with handle._lock:  # as another thread's poll() does
+    with handle._operation._lock:  # as another thread's poll() does
         thread = threading.Thread(target=lambda: got.append(outcome(handle)))
         thread.start()
         thread.join(0.05)  # the outcome cannot be told yet, and is no error

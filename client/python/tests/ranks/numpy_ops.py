@@ -9,6 +9,7 @@ import numpy as np
 from checks import chosen
 
 import bps
+from bps import _ops
 
 DTYPES = ["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 COUNTS = [1, 7, 1000, 300_001]  # the last is more than one part
@@ -267,6 +268,28 @@ def check_moves_that_are_awaited_in_another_order():
     bps.barrier()
     late += [bps.allgather_async(np.ones(1), name="late") for _ in range(0 if rank == 0 else 2)]
     assert late[1].wait(60).tolist() == late[0].wait(60).tolist() == [1] * n
+
+
+def check_dropped_handles():
+    """Their operations go on: other ranks wait for what these have yet to send."""
+    rank, n = bps.rank(), bps.size()
+    whole = np.repeat(np.arange(n), 2)
+    for begin, count in ((bps.allgather_async, 2), (bps.alltoall_async, 2 * n)):
+        first = begin(np.full(count, rank))
+        if rank == 1:
+            first = None
+        second = begin(np.full(count, 10 + rank))
+        if first is not None:
+            np.testing.assert_array_equal(first.wait(), whole)
+        np.testing.assert_array_equal(second.wait(), 10 + whole)
+    handle = bps.allgather_async(np.full(2, rank))
+    if rank == 1:
+        del handle
+    else:
+        np.testing.assert_array_equal(handle.wait(), whole)
+    request = _ops.barrier()  # while a thread waits for a request alone, nobody goes on with handles that are held
+    request.wait()
+    request.check()
 
 
 def check_names_with_other_arrays():

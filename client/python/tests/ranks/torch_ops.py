@@ -602,6 +602,13 @@ def check_handles_keep_tensors():
 def check_forgotten_handles():
     for i in range(5):
         bps.push_pull_async(torch.ones(100), name=f"forgotten.{i}")
+    gathered = torch.arange(bps.size()).repeat_interleave(2)
+    first = bps.grouped_allgather_async([torch.full((2,), bps.rank())])
+    if bps.rank() == 1:
+        first = None
+    second = bps.grouped_allgather_async([torch.full((2,), 10 + bps.rank())])
+    assert first is None or torch.equal(first.wait()[0], gathered)
+    assert torch.equal(second.wait()[0], 10 + gathered)
     bps.barrier()
 
 

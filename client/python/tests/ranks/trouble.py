@@ -180,7 +180,7 @@ def a_fork():
     if child == 0:
         assert not bps.is_initialized()
         expect(bps.BpsNotInitializedError, lambda: bps.push_pull(ones()))
-        if handle._steps is not None:
+        if handle._operation._steps is not None:
             assert expect(bps.BpsError, handle.wait).errno == errno.EPERM
         del mine
         bps.init(job=f"child-{os.getpid()}", rank=0, size=1, local_rank=0, local_size=1, node=0, nodes=1)
