@@ -155,6 +155,8 @@ def _check_count(what, count, expected):
 
 def _premultiplied(source, op):
     """PREMUL_SUM: a sum of what each rank multiplies by a factor of its own before."""
+    if not (source.is_floating_point() or source.is_complex()):
+        raise TypeError(f"PREMUL_SUM multiplies floats and complex numbers, not {source.dtype} tensors: convert them before")
     _, factor = op.__getstate__()
     if torch.is_tensor(factor):
         factor = factor.to(device="cpu", dtype=source.dtype).reshape(())

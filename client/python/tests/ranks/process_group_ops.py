@@ -137,6 +137,11 @@ def check_factors():
         mine = given(RANK, torch.float32, 9)
         dist.all_reduce(mine, op=_make_nccl_premul_sum(factor))
         assert equal(mine, expected)
+        for dtype in (torch.int8, torch.int64, torch.bool):
+            mine, op = given(RANK, dtype, SIZE), _make_nccl_premul_sum(factor)
+            refused(TypeError, f"{dtype}", dist.all_reduce, mine, op=op)
+            refused(TypeError, f"{dtype}", dist.reduce, mine, 0, op=op)
+            refused(TypeError, f"{dtype}", dist.reduce_scatter_tensor, mine[:1].clone(), mine, op=op)
 
 
 def check_layouts():
