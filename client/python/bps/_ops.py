@@ -49,10 +49,13 @@ class Handle:
     def __init__(self, steps):
         self._operation = _Operation(steps)
 
-    def __del__(self):
+    def go_on(self):
+        """Has the client's completer submit what has yet to be submitted, while nobody waits."""
         operation = self._operation
         if operation is not None and operation.name is not None:
             _open.watch(operation)
+
+    __del__ = go_on
 
     def poll(self):
         return self._operation.poll()

@@ -302,7 +302,6 @@ class ProcessGroupBps(dist.ProcessGroup):
         self._calls = 0  # under the lock
         self._calls_aside = 0  # under the lock: of the thread of async_save()
         self._pairs = {}  # under the lock: rank: _Pair
-        self._sparse = None  # under the lock: the Handle of the last sparse call
         self._group_name = ""
         self._group_desc = "undefined"
         self._show_devices()
@@ -439,17 +438,15 @@ class ProcessGroupBps(dist.ProcessGroup):
         _process_group_sparse.check(tensor, opts.reduceOp)
         timeout_ms = self._timeout(opts)
 
-        def submit(name, moved):
-            names = [f"{name}.{i}" for i in range(len(moved))]
-            return _All([_submit(self._client, n, move, timeout_ms) for n, move in zip(names, moved)])
+        def submit(name, move):
+            return _submit(self._client, name, move, timeout_ms)
 
-        with self._lock:
-            before = _process_group_sparse.Turn(self._sparse) if self._sparse else None
-            steps = _process_group_sparse.all_reduce(tensor, opts.reduceOp, self._me, self._n, before, submit)
-            try:
-                self._sparse = handle = Handle(steps)
-            except BpsError as error:
-                raise failure(error) from error
+        try:
+            with self._lock:
+                handle = Handle(_process_group_sparse.all_reduce(tensor, opts.reduceOp, self._me, self._n, submit))
+        except BpsError as error:
+            raise failure(error) from error
+        handle.go_on()  # its second round is not to wait until somebody waits for the call
         return self._work(handle, tensors, opts)
 
     allreduce_sparse = allreduce

@@ -127,6 +127,18 @@ def check_sparse():
             work.wait()
         assert all(torch.equal(each.to_dense(), mine.to_dense()) for each in both)
     refused(TypeError, "SUM and AVG", dist.all_reduce, sparse(RANK), op=Op.MAX)
+    # One that nobody waits for goes on, as another rank does.
+    mine = sparse(RANK)
+    work = dist.all_reduce(mine, async_op=True)
+    if RANK:
+        work.wait()
+    token = torch.zeros(1)
+    if RANK and RANK == SIZE - 1:
+        dist.send(token, 0)
+    elif not RANK and SIZE > 1:
+        dist.recv(token, SIZE - 1)
+    work.wait()
+    assert torch.allclose(mine.to_dense(), total([sparse(r).to_dense() for r in range(SIZE)], Op.SUM), atol=1e-6)
 
 
 def check_factors():
