@@ -221,6 +221,8 @@ class Work(c10d.Work):
 
     def exception(self):
         """How a call that is complete failed."""
+        if not self.is_completed():
+            return None
         try:
             return self.wait() and None
         except RuntimeError as error:

@@ -33,10 +33,15 @@ def expect(words, function, *arguments, kind=dist.DistBackendError, **more):
 
 
 def ranks_disagree_about_the_size():
-    init()
+    store = init()
     words = ["rank 0 has 3 elements, rank 1 4"]
     expect(words, dist.all_reduce, torch.ones(3 + RANK))
+    if RANK:
+        store.wait(["rank 0 has looked"])
     work = dist.all_reduce(torch.ones(3 + RANK), async_op=True)
+    if not RANK:
+        assert not work.is_completed() and not work.is_success() and work.exception() is None
+        store.set("rank 0 has looked", "")
     expect(words, work.wait)
     assert work.is_completed() and not work.is_success() and words[0] in str(work.exception())
     future = dist.all_reduce(torch.ones(3 + RANK), async_op=True).get_future()
