@@ -212,20 +212,17 @@ def push_pull_rows_async(rows, values, table, average=None, name=None, *, op=Non
     if rows.ndim != 1 or values.shape[:1] != rows.shape:
         raise ValueError(f"{rows.shape} row numbers do not fit values of shape {values.shape}: one for each row")
     numbers, source = _Tensor(rows.astype(numpy.int64, copy=False)), _Tensor(values)
-    room = int(table) if room is None else min(int(room), int(table))
-    into, target = numbers.like(room), source.like(room)
-    request = _ops.push_pull_rows(
-        _ops.Rows(numbers.span, source.span, source.row),
-        int(table),
-        _ops.Rows(into.span, target.span, source.row),
-        _ops.choose_reduction(average, op),
-        name,
-        priority,
-    )
+
+    def make(n):
+        into, target = numbers.like(n), source.like(n)
+        return (into.object, target.object), _ops.Rows(into.span, target.span, source.row)
+
+    given = _ops.Rows(numbers.span, source.span, source.row)
+    reduction = _ops.choose_reduction(average, op)
 
     def steps():
-        yield request
-        return into.object[: request.rows], target.object[: request.rows]
+        result, n = yield from _ops.push_pull_rows(given, int(table), make, reduction, name, priority, room=room)
+        return tuple(array[:n] for array in result)
 
     return Handle(steps())
 
@@ -236,8 +233,8 @@ def push_pull_rows():
 
     rows: the numbers of this rank's rows, from 0 to table - 1, in any order, repeated as they come; values: as many rows,
     NumPy arrays both. The result has each row that any rank gave, by ascending number; a rank that did not give it counts
-    as zero. room: the most rows that the result may have (else it fails with ENOSPC); as many as the table if not given,
-    which costs address space alone. average=False or op=bps.Sum, bps.Min, bps.Max for another reduction.
+    as zero. room: the most rows that the result may have (else it fails with ENOSPC), of which there are never more than all
+    ranks gave. average=False or op=bps.Sum, bps.Min, bps.Max for another reduction.
     """
 
 

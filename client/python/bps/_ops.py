@@ -384,13 +384,19 @@ class Rows:
             raise ValueError(f"{numbers.count} row numbers of {kind} for {values.count} elements in rows of {width}")
 
 
-def push_pull_rows(source, table, target, reduction, name=None, priority=0, timeout=None, full=None):
-    """source, target: Rows of a table of so many rows; target is the room for the result. How many rows of it came is the
-    request's .rows. full: the tensor's whole name, to share the one of a push_pull().
+def push_pull_rows(source, table, make, reduction, name=None, priority=0, timeout=None, full=None, room=None):
+    """Steps. source: Rows of a table of so many rows. make(rows) gives (result, Rows) with room for so many: for those of all
+    ranks, if they are all different, and no more than room. Returns (result, how many rows of it came).
+
+    full: the tensor's whole name, to share the one of a push_pull().
     """
     client = _client.current()
     dtype, width = source.values.dtype, source.width
     full = full or tensor_name("push_pull_rows", name, dtype, (table, width))
+    _, mine = int64_span([source.numbers.count])
+    counts, of_all = int64_span([0] * client.size)
+    yield in_turn(submit(client, f"{full}.rows", 1, mine, of_all, Operation.ALL_GATHER, timeout=timeout), full)
+    result, target = make(min(sum(counts), table if room is None else min(room, table)))
     params = SubmitParams(
         operation=Operation.PUSH_PULL_ROWS,
         reduction=reduction,
@@ -405,7 +411,9 @@ def push_pull_rows(source, table, target, reduction, name=None, priority=0, time
         output_rows=target.numbers.address,
     )
     keep = [span.owner for rows in (source, target) for span in (rows.numbers, rows.values)]
-    return client.submit(client.declare(full, dtype, table * width), params, keep)
+    request = client.submit(client.declare(full, dtype, table * width), params, keep)
+    yield request
+    return result, request.rows
 
 
 def broadcast(

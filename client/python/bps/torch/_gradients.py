@@ -356,6 +356,7 @@ class Gradients:
         alone = len(slot.bucket.slots) == 1 and self.passes_left == self.passes
         if slot.rows is not None or self.sparse_as_dense or self._compresses() or not alone:
             return
+        self._digest = None
         dtype = self._wire_dtype(slot.parameter)
         full = _ops.tensor_name("push_pull", slot.bucket.name, ops.DTYPES[dtype], slot.parameter.shape)
         slot.rows = sparse.SparseGradient(slot.parameter, self.op, full, slot.bucket.priority, self.predivide, dtype)

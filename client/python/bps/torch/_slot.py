@@ -91,7 +91,8 @@ class Slot:
         """What ranks have to have alike, in words."""
         dtype, _, shape, _ = self._kind
         laid_out = f", {layout_of(self.parameter)}" if layout_of(self.parameter) else ""
-        return f"{self.name} ({str(dtype)[6:]} {list(shape)}{laid_out})"
+        by_rows = ", by rows" if self.rows is not None else ""
+        return f"{self.name} ({str(dtype)[6:]} {list(shape)}{laid_out}{by_rows})"
 
     # -- Memory
 

@@ -7,6 +7,7 @@ coalesced; the result is. Rows that several ranks, or one rank several times, ha
 import torch
 
 from .. import _ops
+from .._completer import outcome
 from .._library import DType, Reduction
 from .._ops import Handle, Rows, Span
 from . import _devices
@@ -58,41 +59,42 @@ def _indices(numbers, shape):
     return torch.stack([numbers, *reversed(indices)])
 
 
-class Exchange:
-    """One sparse tensor on its way. request: what to wait for; result(): the sparse tensor, when that has ended well.
+def _exchange(tensor, reduction, name=None, priority=0, timeout=None, scale=1.0, wire_dtype=None, full=None):
+    """Steps. Returns a function that makes the sparse tensor, each value of it times a factor.
 
     scale: a factor for what is sent. full: the whole name of a tensor that a push_pull() shares.
     """
+    from .ops import DTYPES  # which imports this module
 
-    def __init__(self, tensor, reduction, name=None, priority=0, timeout=None, scale=1.0, wire_dtype=None, full=None):
-        from .ops import DTYPES  # which imports this module
+    check(tensor, DTYPES)
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        _devices.say_staging(tensor.device)
+    shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
+    # As they are: repeated rows need not be summed first.
+    of_rows = shape[: tensor.sparse_dim()]
+    numbers = _numbers(tensor._indices().cpu(), of_rows)
+    values = _scaled(tensor._values().cpu(), scale, dtype).to(wire_dtype or dtype).contiguous()
 
-        check(tensor, DTYPES)
-        tensor = tensor.detach()
-        if tensor.device.type != "cpu":
-            _devices.say_staging(tensor.device)
-        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
-        # As they are: repeated rows need not be summed first.
-        self.of_rows = self.shape[: tensor.sparse_dim()]
-        numbers = _numbers(tensor._indices().cpu(), self.of_rows)
-        values = tensor._values().cpu()
-        if scale != 1.0:
-            values = (values * scale).to(self.dtype)
-        values = values.to(wire_dtype or self.dtype).contiguous()
-        table = self.of_rows.numel()
-        # What the result does not fill costs address space alone.
-        self.numbers = torch.empty(table, dtype=torch.int64, device="cpu")
-        self.values = torch.empty((table, *self.shape[tensor.sparse_dim() :]), dtype=values.dtype, device="cpu")
-        source, target = _rows(numbers, values, DTYPES), _rows(self.numbers, self.values, DTYPES)
-        self.request = _ops.push_pull_rows(source, table, target, reduction, name, priority, timeout, full)
+    def make(rows):
+        into = torch.empty(rows, dtype=torch.int64, device="cpu")
+        target = torch.empty((rows, *values.shape[1:]), dtype=values.dtype, device="cpu")
+        return (into, target), _rows(into, target, DTYPES)
 
-    def result(self, scale=1.0):
-        n = self.request.rows
-        numbers = _indices(self.numbers[:n], self.of_rows).to(self.device)
-        values = self.values[:n].to(self.device, self.dtype)
-        if scale != 1.0:
-            values = (values * scale).to(self.dtype)
-        return _tensor(numbers, values, self.shape)._coalesced_(True)
+    source = _rows(numbers, values, DTYPES)
+    result, n = yield from _ops.push_pull_rows(source, of_rows.numel(), make, reduction, name, priority, timeout, full)
+    # Its memory is not to stay for the rows that did not come.
+    into, target = (part[:n].clone() if n < len(part) else part for part in result)
+
+    def finish(factor):
+        indices = _indices(into, of_rows).to(device)
+        return _tensor(indices, _scaled(target.to(device, dtype), factor, dtype), shape)._coalesced_(True)
+
+    return finish
+
+
+def _scaled(values, factor, dtype):
+    return values if factor == 1.0 else (values * factor).to(dtype)
 
 
 class _Callable(Handle):
@@ -104,43 +106,59 @@ class _Callable(Handle):
 
 def start(tensor, how, in_place):
     """A Handle whose result is the reduction of a sparse tensor over all ranks: sparse, and coalesced. how: as ops has it."""
-    exchange = Exchange(tensor, Reduction(how.reduction), how.name, how.priority, how.timeout, how.prescale)
+    as_now = _devices.as_now(tensor)
 
     def steps():
-        yield exchange.request
-        result = exchange.result(how.postscale)
-        if not in_place:
-            return result
-        with torch.no_grad():
-            return tensor.copy_(result)
+        reduction = Reduction(how.reduction)
+        finish = yield from _exchange(tensor, reduction, how.name, how.priority, how.timeout, how.prescale)
+        with as_now(), torch.no_grad():
+            result = finish(how.postscale)
+            return tensor.copy_(result) if in_place else result
 
     return _Callable(steps())
 
 
 class SparseGradient:
-    """The gradient of a parameter of which only rows travel, from step to step."""
+    """The gradient of a parameter of which only rows travel, from step to step. Itself the request that start() returns."""
 
     def __init__(self, parameter, reduction, full, priority, predivide, wire_dtype):
         self.parameter = parameter
         self.predivide = predivide
         self._send = {"reduction": reduction, "full": full, "priority": priority, "wire_dtype": wire_dtype}
-        self._exchange = None
+        self._handle = None
 
     def start(self):
-        """Sends p.grad, or no rows if there is none. Returns the Request."""
+        """Sends p.grad, or no rows if there is none."""
         grad = self.parameter.grad
         if grad is None:
             values = self.parameter.detach()[:0]
             grad = _tensor(torch.empty((1, 0), dtype=torch.int64, device="cpu"), values, self.parameter.shape)
         elif not is_sparse(grad):
             grad = grad.to_sparse(1)
-        self._exchange = Exchange(grad, scale=1.0 / self.predivide, **self._send)
-        return self._exchange.request
+        self._handle = Handle(_exchange(grad, scale=1.0 / self.predivide, **self._send))
+        self._handle.go_on()
+        return self
+
+    def poll(self):
+        return self._handle.poll()
+
+    def wait(self, timeout=None):
+        try:
+            self._handle.wait(timeout)
+        except Exception:
+            return self._handle.poll()
+        return True
+
+    def outcome(self):
+        return outcome(self._handle)[1]
+
+    def check(self):
+        self._handle.wait()
 
     def finish(self):
         """The result becomes p.grad."""
-        exchange, self._exchange = self._exchange, None
-        self.parameter.grad = exchange.result(self.predivide)
+        handle, self._handle = self._handle, None
+        self.parameter.grad = handle.wait()(self.predivide)
 
 
 def without(arenas, tensor):

@@ -217,6 +217,8 @@ def check_push_pull_rows():
         assert rank != 0, "more rows than room"
     except bps.BpsError as error:
         assert rank == 0 and error.errno == errno.ENOSPC and f"{n + 1} rows" in str(error), error
+    got, result = bps.push_pull_rows([10**10 - 1 - rank], np.ones((1, 2), "float32"), 10**10, op=bps.Sum)  # room for n rows
+    assert got.tolist() == [10**10 - n + r for r in range(n)] and result.tolist() == [[1.0, 1.0]] * n
     for rows, values, what in (([0], np.ones((2, 2)), ValueError), ([0.5], np.ones((1, 2)), TypeError)):
         try:
             bps.push_pull_rows(rows, values, 9)

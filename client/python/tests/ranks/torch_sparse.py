@@ -88,6 +88,20 @@ def check_nothing():
     assert torch.equal(result.to_dense(), given(1, n=3).to_dense())
 
 
+def check_a_table_beyond_memory():
+    size, rank = bps.size(), bps.rank()
+    places, shape = torch.tensor([[0, 99_999], [7 + rank, 99_999]]), (100_000, 100_000)
+    mine = torch.sparse_coo_tensor(places, torch.tensor([1.0, 2.0]), shape)
+    wanted = [1.0] * size + [2.0 * size]
+    for result in (
+        bps.allreduce(mine, op=bps.Sum, name="beyond"),
+        bps.allreduce_(mine.clone(), op=bps.Sum, name="beyond"),
+        bps.synchronize(bps.allreduce_async(mine, op=bps.Sum, name="beyond")),
+    ):
+        assert result.coalesce().indices().tolist() == [[0] * size + [99_999], [*range(7, 7 + size), 99_999]]
+        assert result.coalesce().values().tolist() == wanted
+
+
 def check_wrong_tensors():
     try:
         bps.allreduce(torch.eye(4).to_sparse_csr(), name="wrong")
@@ -222,6 +236,19 @@ def check_a_rank_that_does_not_use_it():
         optimizer.step()
         change = (before - net.one.weight.detach())[1]
         torch.testing.assert_close(change, torch.full((WIDTH,), 1.0 if step == 0 else 1.0 / bps.size()))
+
+
+def check_a_rank_whose_first_comes_later():
+    """Last: what the ranks have sent of that step waits for the others for good."""
+    net = Net()
+    optimizer = bps.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters())
+    if bps.rank() == 0:
+        net(torch.tensor([[1, 2, 3]])).sum().backward()
+    try:
+        optimizer.step()
+        raise AssertionError("a table of which rank 0 alone sends rows was stepped")
+    except bps.BpsValueError as error:
+        assert "rank 0 has" in str(error) and "by rows" in str(error), error
 
 
 def main():
