@@ -6,6 +6,8 @@
 
 #include "base/clock.h"
 #include "base/loop/thread.h"
+#include <stdio.h>
+#include <stdlib.h>
 
 /* Mails are run for so long, enough for the caches to keep what runs them, until others that the loop serves have their turn; */
 #define MAILBOXES_TURN_NS (500 * NSEC_PER_USEC)
@@ -41,7 +43,9 @@ static void mailbox_take(struct mailbox *mailbox)
 	if (last)
 		mailbox->last = &last->next;
 	if (!list_linked(&mailbox->link))
-		list_push_back(&mailbox->mailboxes->busy, &mailbox->link);
+		list_push_back(&mailbox->source->busy, &mailbox->link);
+	if (!list_linked(&mailbox->source->turn))
+		list_push_back(&mailbox->mailboxes->busy, &mailbox->source->turn);
 }
 
 /* Mailboxes with mail become busy, in the order in which they were posted. */
@@ -89,6 +93,8 @@ static void mailbox_run(struct mailbox *mailbox, uint64_t now_ns, uint64_t until
 		if (is_last) {
 			mailbox->last = &mailbox->first;
 			list_remove(&mailbox->link);
+			if (list_empty(&mailbox->source->busy))
+				list_remove(&mailbox->source->turn);
 		}
 		mail->run(mail);
 	} while (!is_last && !is_over(&mailbox->clock, until_ns));
@@ -98,16 +104,20 @@ static void mailbox_run(struct mailbox *mailbox, uint64_t now_ns, uint64_t until
 static bool mailboxes_run(struct mailboxes *mailboxes, uint64_t until_ns)
 {
 	uint64_t now_ns = clock_now_ns();
-	struct mailbox *mailbox;
+	struct mail_source *source;
 
-	while ((mailbox = list_first(&mailboxes->busy, struct mailbox, link))) {
-		bool is_alone = mailbox->link.next == &mailboxes->busy;
+	while ((source = list_first(&mailboxes->busy, struct mail_source, turn))) {
+		struct mailbox *mailbox = list_first(&source->busy, struct mailbox, link);
+		bool is_alone = source->turn.next == &mailboxes->busy &&
+				mailbox->link.next == &source->busy;
 
 		if (now_ns >= until_ns)
 			return false;
-		/* Behind the others, if it has more. */
+		/* Both go behind the others, if they have more. */
+		list_remove(&source->turn);
+		list_push_back(&mailboxes->busy, &source->turn);
 		list_remove(&mailbox->link);
-		list_push_back(&mailboxes->busy, &mailbox->link);
+		list_push_back(&source->busy, &mailbox->link);
 		mailbox_run(mailbox, now_ns,
 			    is_alone ? until_ns : MIN(until_ns, now_ns + MAILBOX_TURN_NS));
 		now_ns = clock_now_ns();
@@ -142,6 +152,7 @@ void mailboxes_init(struct mailboxes *mailboxes, struct loop *loop)
 					 .mail.run = mailboxes_on_mail,
 					 .more.run = mailboxes_on_more };
 	list_init(&mailboxes->busy);
+	list_init(&mailboxes->sources);
 }
 
 void mailbox_init(struct mailbox *mailbox, struct mailboxes *mailboxes)
@@ -149,6 +160,46 @@ void mailbox_init(struct mailbox *mailbox, struct mailboxes *mailboxes)
 	*mailbox = (struct mailbox){ .mailboxes = mailboxes };
 	mailbox->last = &mailbox->first;
 	list_init(&mailbox->link);
+	list_init(&mailbox->own.turn);
+	list_init(&mailbox->own.busy);
+	mailbox->source = &mailbox->own;
+}
+
+static struct mail_source *source_of_name(struct mailboxes *mailboxes, const char *name)
+{
+	struct mail_source *source;
+
+	list_for_each (source, &mailboxes->sources, link)
+		if (!strcmp(source->name, name))
+			return source;
+	source = calloc(1, sizeof(*source));
+	if (!source)
+		return NULL;
+	list_init(&source->turn);
+	list_init(&source->busy);
+	list_push_back(&mailboxes->sources, &source->link);
+	(void)snprintf(source->name, sizeof(source->name), "%s", name);
+	return source;
+}
+
+void mailbox_share(struct mailbox *mailbox, const char *name)
+{
+	struct mail_source *source = source_of_name(mailbox->mailboxes, name);
+
+	if (!source)
+		return;
+	source->refs++;
+	mailbox->source = source;
+}
+
+void mailbox_done(struct mailbox *mailbox)
+{
+	struct mail_source *source = TAKE_PTR(mailbox->source);
+
+	if (!source || source == &mailbox->own || --source->refs)
+		return;
+	list_remove(&source->link);
+	free(source);
 }
 
 /* Returns whether it was empty. */

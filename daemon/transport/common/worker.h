@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/loop/loop.h"
+#include "base/source.h"
 #include "proto/data.h"
 #include "transport/lane/seal.h"
 #include "transport/transport.h"
@@ -24,15 +25,18 @@ static_assert(2 * (sizeof(struct data_header) + DATA_PACK_MAX * sizeof(struct da
 	      "two packs fit, so one of two that come together is whole");
 
 /*
- * Mailboxes: mail to home that transport_close() can still find. Each lane has one, and those of a worker's lanes take turns: what
- * one peer sends does not wait for all that another has sent. A turn of the loop runs no more mail than takes a moment.
+ * Mailboxes: mail to home that transport_close() can still find. Each lane has one. Where a worker's lanes come from take turns, and
+ * in the turn of such a source its lanes do: what one peer sends does not wait for all that another has sent, by however many
+ * connections. A turn of the loop runs no more mail than takes a moment.
  */
 struct mailboxes {
 	struct loop *loop;
 	_Atomic(struct mail *) posted; /* of mailboxes that have mail; last first */
 	struct mail mail;	       /* in the loop while posted is not empty */
 	/* Home thread. */
-	struct list busy; /* mailboxes with mail that was taken out, and is still to be run */
+	struct list sources; /* that mailboxes share */
+	struct list
+		busy; /* sources of which a mailbox has mail that was taken out, and is still to be run */
 	struct mail
 		more; /* in the loop while goes_on: the rest of these is left to the next turn */
 	bool goes_on;
@@ -45,18 +49,33 @@ struct mail_clock {
 	bool is_slow; /* the mails before looked_ns took longer than a mailbox's turn */
 };
 
+/* Whose turn it is. Home thread. */
+struct mail_source {
+	struct list turn; /* in mailboxes->busy */
+	struct list busy; /* mailboxes with mail that was taken out, and is still to be run */
+	struct list link; /* in mailboxes->sources, or nowhere: of one mailbox */
+	unsigned refs;
+	char name[SOURCE_MAX];
+};
+
 struct mailbox {
 	struct mailboxes *mailboxes;
 	_Atomic(struct mail *) posted; /* last first */
 	struct mail mail; /* among those posted to mailboxes while posted is not empty */
 	/* Home thread. */
 	struct mail *first, **last; /* taken out; last: where the next is put */
-	struct list link;	    /* in mailboxes->busy */
+	struct list link;	    /* in source->busy */
 	struct mail_clock clock;
+	struct mail_source own, *source;
 };
 
 void mailboxes_init(struct mailboxes *mailboxes, struct loop *loop);
+/* Of a source of its own. */
 void mailbox_init(struct mailbox *mailbox, struct mailboxes *mailboxes);
+/* The mailbox, which has had no mail, is one of those of the source (base/source.h). Without memory its source stays its own. */
+void mailbox_share(struct mailbox *mailbox, const char *source);
+/* One that has no mail. Harmless when it was not initialized. */
+void mailbox_done(struct mailbox *mailbox);
 /* Any thread. The mail that is the last of a mailbox, and after which nobody posts, may free the mailbox when it runs. */
 void mailbox_post(struct mailbox *mailbox, struct mail *mail);
 /* Runs what is in them, and what that adds, until they are empty; the loop forgets them. Home thread. */

@@ -65,6 +65,7 @@ struct lane *lane_free(struct lane *lane)
 
 	if (lane->ops->end)
 		lane->ops->end(lane);
+	mailbox_done(&lane->to_home);
 	fair_done(&lane->output.queue);
 	cookies_done(&lane->cookies);
 	seal_done(&lane->in);
@@ -94,6 +95,8 @@ uint64_t lane_queued(const struct lane *lane)
 void lane_start(struct lane *lane)
 {
 	mailbox_init(&lane->to_home, &lane->worker->to_home);
+	if (*lane->peer->source)
+		mailbox_share(&lane->to_home, lane->peer->source);
 	worker_post(lane->worker, &lane->start);
 }
 

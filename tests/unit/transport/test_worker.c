@@ -103,6 +103,58 @@ TEST(mailboxes_take_turns)
 	mailboxes_drain(&mailboxes);
 }
 
+enum { FEW = 20 };
+
+static unsigned
+	turns[2]; /* mails of two sources that were run: of many mailboxes, of one with few */
+
+static void take_turn(struct mail *mail)
+{
+	struct job *job = container_of(mail, struct job, mail);
+
+	turns[job->number]++;
+	/* In a turn four mails go at most, between two looks at the clock. */
+	ASSERT_TRUE(turns[1] == FEW || turns[0] <= 4 * (turns[1] + 1));
+	n_run++;
+	for (uint64_t until_ns = clock_now_ns() + 110 * NSEC_PER_USEC; clock_now_ns() < until_ns;)
+		;
+}
+
+/* Also by many connections a source has one turn. */
+TEST(sources_of_many_mailboxes_take_turns)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	static struct job jobs[2][N];
+	struct mailbox many[N / 10], one;
+	struct mailboxes mailboxes;
+
+	n_run = 0;
+	ASSERT_OK(loop_new(&loop));
+	mailboxes_init(&mailboxes, loop);
+	for (unsigned i = 0; i < ARRAY_SIZE(many); i++) {
+		mailbox_init(&many[i], &mailboxes);
+		mailbox_share(&many[i], "10.0.0.1");
+	}
+	mailbox_init(&one, &mailboxes);
+	mailbox_share(&one, "10.0.0.2");
+	for (unsigned i = 0; i < N; i++) {
+		jobs[0][i] = (struct job){ .mail.run = take_turn, .number = 0 };
+		mailbox_post(&many[i % ARRAY_SIZE(many)], &jobs[0][i].mail);
+		jobs[1][i] = (struct job){ .mail.run = take_turn, .number = 1 };
+		if (i < FEW)
+			mailbox_post(&one, &jobs[1][i].mail);
+	}
+	while (turns[1] < FEW)
+		ASSERT_OK(loop_turn(loop, 0));
+	ASSERT_INT(turns[0], <, N);
+	mailboxes_drain(&mailboxes);
+	ASSERT_EQ(n_run, N + FEW);
+	for (unsigned i = 0; i < ARRAY_SIZE(many); i++)
+		mailbox_done(&many[i]);
+	mailbox_done(&one);
+	ASSERT_TRUE(list_empty(&mailboxes.sources));
+}
+
 static void work_long(struct mail *mail)
 {
 	uint64_t until_ns = clock_now_ns() + 600 * NSEC_PER_USEC;
