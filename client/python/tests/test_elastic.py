@@ -213,6 +213,15 @@ def test_a_rank_that_stops_is_dropped_and_comes_back(tmp_path):
         assert job.agreed()[max(job.agreed())] == [0, 1, 2]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch")
+def test_a_rank_that_comes_back_trains_on_with_the_optimizers_it_has(tmp_path):
+    with Job(tmp_path, "elastic_torch.py", BPS_REQUEST_TIMEOUT=5) as job:
+        ranks = [job.start(i, *(["stop"] if i == 1 else []), rank=i, size=2) for i in range(2)]
+        job.until("a step without the one", lambda: 1 in ranks[0].said("size"))
+        ranks[1].process.send_signal(signal.SIGCONT)
+        expect_good_end(job, ranks)
+
+
 def test_too_few_are_left(tmp_path):
     with Job(tmp_path, BPS_MIN_RANKS=3) as job:
         ranks = [job.start(i, 8, 3, *(["die@2"] if i == 1 else []), rank=i, size=3) for i in range(3)]

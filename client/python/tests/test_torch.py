@@ -110,6 +110,7 @@ def test_exit_with_gradients_under_way(run_ranks, way):
 def test_trouble_in_training(run_ranks):
     run_ranks("torch_trouble.py", 2, "shapes_differ")
     run_ranks("torch_trouble.py", 2, "one_rank_does_not_train")
+    run_ranks("torch_trouble.py", 2, "shutdown_and_init_again", BPS_REQUEST_TIMEOUT=200)
     run_ranks("torch_trouble.py", 2, "loaders_that_fork_while_gradients_are_under_way")
 
 

@@ -26,7 +26,7 @@ import torch
 
 from .. import _client, _join, _ops
 from .._client import Arena
-from .._errors import BpsTimeoutError, BpsValueError
+from .._errors import BpsCanceledError, BpsTimeoutError, BpsValueError
 from .._library import SIZES, Reduction
 from . import _devices, _notes, _passes, _slot, ops, sparse
 from ._slot import Slot
@@ -36,7 +36,7 @@ ALIGNMENT = 64  # of each gradient in its arena: a cache line, and the widest ve
 
 # The slot of each parameter that has one, by id(parameter).
 _slots = weakref.WeakValueDictionary()
-# All of a client, in the order in which they were made. The number of each is in its tensors' names.
+# All of a client, by the number of each, which is in its tensors' names.
 _made = weakref.WeakKeyDictionary()
 
 
@@ -88,6 +88,7 @@ class Gradients:
         self.n_joined = 0  # steps of others that this rank has added zeros to, in join()
         self.has_let_go = False
         self.settle = None  # a weakref.WeakMethod: ends what its owner has put off
+        self.give_up = None  # likewise: forgets that
         self.each_step = None  # likewise: what its owner has all ranks do in a step, before their gradients
         self._parameters, self._name_of = parameters, name_of
         self._groups = groups
@@ -102,15 +103,59 @@ class Gradients:
         self._put_off = None  # the note of the last step, which is to be read before the next
         self._failure = None  # the first of those that it has met
         _client.remember(self)
-        client = _client.current()
-        made = _made.setdefault(client, [])
-        made.append(weakref.ref(self))
-        number = len(made)
+        self._joined = _client.current()  # whose memory and tensors these are
+        self._enrol(self._joined)
+        _passes.watch()
+        self.look(named_parameters)
+
+    def _enrol(self, client, number=0):
+        """Its number among those of the client is this, unless another has it. 0: a new one."""
+        made = _made.setdefault(client, {})
+        if not number or (number in made and made[number]() is not self):
+            number = max(made, default=0) + 1
+        made[number] = weakref.ref(self)
         self.number = client.process_set, number
         self.prefix = "Gradient." if number == 1 else f"Gradient{number}."
-        _passes.watch()
         self._notes = _notes.Notes(self.prefix)
-        self.look(named_parameters)
+
+    def follow_job(self):
+        """Where this process has left its job and joined another since, makes anew what was of the client of before.
+        Whether gradients were under way there, which are lost.
+        """
+        if self.client is not None or self.has_let_go or not _client.is_initialized():
+            return False
+        client, before = _client.of_all_ranks(), self.prefix
+        if client is self._joined:
+            return False
+        lost = self.under_way()
+        self._abandon()
+        self._enrol(client, self.number[1])
+        self._digest = None
+        for slot in self.slots:
+            slot.name = self.prefix + slot.name.removeprefix(before)
+        self.buckets = [Bucket(bucket.slots, bucket.priority) for bucket in self.buckets]
+        self._expect_all()
+        for slot in self.slots:
+            if slot.rows is not None:
+                slot.rows = self._by_rows(slot)
+        # look() gives those others a place whose parameters have moved.
+        self._furnish([b for b in self.buckets if all(slot.rows is None and slot.is_current() for slot in b.slots)])
+        self._joined = client
+        return lost
+
+    def _abandon(self):
+        """Gives up the step that has begun."""
+        give_up = self.give_up and self.give_up()
+        if give_up:
+            give_up()
+        self.passes_left = self.passes
+        self.last_active, self.n_joined = None, 0
+        self._ending = self._was_changed = False
+        self._sent, self._steps = 0, _notes.ANY
+        self._note = self._answer = self._put_off = self._failure = None
+        for slot in self.slots:
+            if slot.is_lent():
+                slot.parameter.grad = None
 
     def let_go(self):
         """In a child of fork(), which has copies of gradients and no job: what it does is its own."""
@@ -132,6 +177,7 @@ class Gradients:
 
     def look(self, named=None):
         """Parameters that have come get slots, those that are gone lose theirs, and what has changed moves."""
+        self.follow_job()
         parameters = self._parameters()
         now = [p for p in parameters if p.requires_grad]
         gone = any(lender() is None for lender in self._lenders)
@@ -322,6 +368,7 @@ class Gradients:
 
     def _enter_pass(self):
         """What a pass before has sent is waited for, by all ranks: this one adds to the average."""
+        self.follow_job()
         self.in_pass = True
         self._was_reached = self.listening
         _passes.enter(self.number, self)
@@ -357,12 +404,16 @@ class Gradients:
         if slot.rows is not None or self.sparse_as_dense or self._compresses() or not alone:
             return
         self._digest = None
-        dtype = self._wire_dtype(slot.parameter)
-        full = _ops.tensor_name("push_pull", slot.bucket.name, ops.DTYPES[dtype], slot.parameter.shape)
-        slot.rows = sparse.SparseGradient(slot.parameter, self.op, full, slot.bucket.priority, self.predivide, dtype)
+        slot.rows = self._by_rows(slot)
         if slot.parameter.grad is slot.given:
             slot.parameter.grad = None
         slot.home = slot.wire = slot.bucket.wire = None
+
+    def _by_rows(self, slot):
+        """How a gradient of which only rows travel is sent."""
+        dtype = self._wire_dtype(slot.parameter)
+        full = _ops.tensor_name("push_pull", slot.bucket.name, ops.DTYPES[dtype], slot.parameter.shape)
+        return sparse.SparseGradient(slot.parameter, self.op, full, slot.bucket.priority, self.predivide, dtype)
 
     def set_passes(self, passes):
         self.passes = self.passes_left = passes
@@ -466,6 +517,7 @@ class Gradients:
 
     def settle_now(self):
         """Has nothing under way."""
+        self.follow_job()
         self.take_put_off()
         if self.under_way():
             self.synchronize()
@@ -525,6 +577,11 @@ class Gradients:
         """
         if self.has_let_go:
             return
+        if self.follow_job():
+            raise BpsCanceledError(
+                errno.ECANCELED,
+                f"{self.prefix.rstrip('.')}: gradients were on their way when bps was shut down, and are lost: begin the step anew",
+            )
         deadline = None if timeout is None else time.monotonic() + timeout
         self.synchronize_lenders(timeout)
         if not self._ending:
@@ -695,12 +752,21 @@ class Gradients:
 
 
 def _let_go_after_fork():
-    for made in list(_made.values()):
-        for gradients in filter(None, (each() for each in made)):
-            gradients.let_go()
+    for gradients in _live():
+        gradients.let_go()
 
 
 os.register_at_fork(after_in_child=_let_go_after_fork)
+
+
+def _live():
+    """Of all clients, those that are there."""
+    return [gradients for made in list(_made.values()) for gradients in _live_of(made)]
+
+
+def _live_of(made):
+    """In an order that all ranks have alike."""
+    return [gradients for gradients in (made[number]() for number in sorted(made)) if gradients]
 
 
 def _changed(what):
@@ -725,11 +791,11 @@ def join_all():
 
     Returns the highest rank that took part last.
     """
-    made = _made.get(_client.current(), [])
-    if made:
+    if _made:
         gc.collect()  # so that all ranks find the same ones; it takes its time
-    live = [gradients for gradients in (each() for each in made) if gradients]
-    live = [gradients for gradients in live if gradients.buckets]
+    for gradients in _live():
+        gradients.follow_job()
+    live = [gradients for gradients in _live_of(_made.get(_client.current(), {})) if gradients.buckets]
     for gradients in live:
         gradients.take_put_off()
     errors, threads = [], []

@@ -91,6 +91,9 @@ class _Steps:
 
     def take(self, parameter):
         """Steps a parameter, with those after it whose gradients are there already."""
+        self._optimizer()._bps.follow_job()
+        if id(parameter) not in self.pending:
+            return
         buckets = [self.pending[id(parameter)]]
         behind = False
         for bucket in dict.fromkeys(self.pending.values()):
@@ -104,6 +107,7 @@ class _Steps:
 
     def take_all(self):
         """Steps what is left, and ends the watch."""
+        self._optimizer()._bps.follow_job()
         self._take(list(dict.fromkeys(self.pending.values())))
         if self._watch is not None and torch.overrides._get_current_function_mode() is self._watch:
             self._watch.__exit__(None, None, None)
@@ -119,6 +123,10 @@ class _Steps:
                 if bucket.request is not None:
                     gradients.receive(bucket)
             gradients.end()
+
+    def give_up(self):
+        """The gradients of what is pending are lost."""
+        self.pending, self._is_open = {}, False
 
     def _take(self, buckets):
         # Not as the caller has it: states that begin now must outlive an inference mode.
@@ -269,6 +277,7 @@ def CrossBarrier(
     optimizer.__class__ = type(base.__name__, (_CrossBarrier, base), {"__module__": base.__module__})
     optimizer._bps_steps = _Steps(optimizer, step)
     optimizer._bps.settle = weakref.WeakMethod(optimizer._bps_steps.take_all)
+    optimizer._bps.give_up = weakref.WeakMethod(optimizer._bps_steps.give_up)
     model.register_forward_pre_hook(_BeforeForward(optimizer._bps_steps))
     if "step" in vars(optimizer):
         _keep_track_for_schedulers(optimizer)

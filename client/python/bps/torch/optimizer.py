@@ -62,8 +62,7 @@ class _Distributed:
                 gradients.synchronize()
             gradients.stepped()
             return None
-        if gradients.under_way():
-            gradients.synchronize()
+        gradients.settle_now()
 
         def synchronized_closure():
             loss = closure()

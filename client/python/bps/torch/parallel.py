@@ -25,6 +25,10 @@ class _Reducer(Gradients):
         self.cut_short = False  # the last backward pass ended with an exception while its gradients were on their way
         self.awaited = False  # a forward pass whose backward pass is to send has had none yet
 
+    def _abandon(self):
+        super()._abandon()
+        self.cut_short = False
+
     def pass_has_ended(self, ended_well):
         if self.has_begun_to_end():
             self.awaited = False
@@ -168,6 +172,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def forward(self, *inputs, **options):
         sends = self._sends and torch.is_grad_enabled()
+        self._gradients.follow_job()
         if self._gradients.cut_short:
             raise RuntimeError(
                 "the last backward pass ended with an exception while its gradients were on their way: call "
@@ -194,6 +199,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def synchronize(self):
         """Waits for gradients; backward() has done so unless an exception has ended it. What it did not come to is zero."""
+        self._gradients.follow_job()
         if self._gradients.cut_short:
             self._gradients.cut_short = False
             self._gradients.synchronize()

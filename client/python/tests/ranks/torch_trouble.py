@@ -5,13 +5,20 @@ import signal
 import sys
 
 import torch
-from torch_common import batch, expect, loss_of, new_net
+from torch_common import assert_same, average_in_turn, batch, expect, loss_of, new_net
 
 import bps.torch as bps
 
 
 def optimizer_of(net):
     return bps.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+
+
+WAYS = {
+    "optimizer": lambda net: (net, optimizer_of(net)),
+    "parallel": lambda net: (bps.DistributedDataParallel(net), torch.optim.SGD(net.parameters(), lr=0.1)),
+    "cross barrier": lambda net: (net, bps.CrossBarrier(net, torch.optim.SGD(net.parameters(), lr=0.1))),
+}
 
 
 def step(model, optimizer, number=0):
@@ -24,12 +31,7 @@ def an_exception_in_one_rank():
     """Leaves the others an error that names the rank, wherever they wait."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which the launcher ends the others
     net = new_net()
-    ways = {
-        "optimizer": lambda: (net, optimizer_of(net)),
-        "parallel": lambda: (bps.DistributedDataParallel(net), torch.optim.SGD(net.parameters(), lr=0.1)),
-        "cross barrier": lambda: (net, bps.CrossBarrier(net, torch.optim.SGD(net.parameters(), lr=0.1))),
-    }
-    model, optimizer = ways[sys.argv[2]]()
+    model, optimizer = WAYS[sys.argv[2]](net)
     step(model, optimizer)
     bps.barrier()  # the step() of a CrossBarrier does not wait for the gradients of the other rank
     if bps.rank() == 1:
@@ -68,6 +70,83 @@ def one_rank_does_not_train():
         expect(bps.BpsTimeoutError, "rank 1", optimizer.step)  # another round, as lonely
     assert bps.broadcast_object("the job goes on", 0, timeout=60)
     print("done", flush=True)
+
+
+def again():
+    bps.barrier()  # by then the other rank has what it waits for
+    bps.shutdown()
+    bps.init()
+
+
+def shutdown_and_init_again():
+    """What was made before trains on, and what was under way is lost."""
+    for name, way in WAYS.items():
+        alone, net = new_net(), new_net()
+        model, optimizer = way(net)
+
+        def step_as_alone(number):
+            step(model, optimizer, number)
+            average_in_turn(alone, [lambda one, r=r: loss_of(one, number, r) for r in range(bps.size())])
+            torch.optim.SGD(alone.parameters(), lr=0.1).step()
+            assert_same(net, alone, name)
+
+        step_as_alone(0)
+        again()
+        step_as_alone(1)
+        if name != "parallel":
+            loss_of(model, 2, bps.rank()).backward()
+            again()
+            if name == "optimizer":
+                expect(bps.BpsCanceledError, "are lost", optimizer.step)
+            step_as_alone(2)
+            loss_of(model, 3, bps.rank()).backward()
+            if name == "cross barrier":
+                optimizer.step()
+            again()
+        step_as_alone(3)
+        again()
+        if name == "optimizer":
+            join_at_once(net, optimizer, alone)
+    rows_again()
+    print("done", flush=True)
+
+
+def join_at_once(net, optimizer, alone):
+    """Also of a rank that has not trained in this job."""
+    if bps.rank() == 0:
+        step(net, optimizer)
+    bps.join()
+    if bps.rank() == 0:
+        average_in_turn(alone, [lambda one: loss_of(one, 0, 0), None])
+        torch.optim.SGD(alone.parameters(), lr=0.1).step()
+        assert_same(net, alone)
+    again()
+
+
+def rows_again():
+    """Beside what the new job has had before it."""
+
+    def trained(table):
+        optimizer = bps.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), table.named_parameters())
+        return lambda: step_by_rows(table, optimizer)
+
+    def step_by_rows(table, optimizer):
+        optimizer.zero_grad()
+        table(torch.tensor([bps.rank()])).sum().backward()
+        optimizer.step()
+
+    torch.manual_seed(5)
+    tables = [torch.nn.Embedding(3, 2, sparse=True) for _ in range(2)]
+    before = [table.weight.detach().clone() for table in tables]
+    first = trained(tables[0])
+    first()
+    again()
+    second = trained(tables[1])
+    second()
+    first()
+    second()
+    for table, was in zip(tables, before):
+        assert torch.equal(table.weight.detach(), was - torch.tensor([[1.0], [1.0], [0.0]]))
 
 
 class Numbers(torch.utils.data.Dataset):
