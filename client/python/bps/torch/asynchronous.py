@@ -13,7 +13,7 @@ from . import _devices, ops
 
 
 class Kept:
-    """One parameter, as servers keep it. change: memory that the daemon reaches."""
+    """One parameter, as servers keep it. change: memory that the daemon reaches, once the job has begun."""
 
     def __init__(self, parameter, name, priority):
         if parameter.dtype not in ops.DTYPES:
@@ -21,6 +21,11 @@ class Kept:
         self.parameter = parameter
         self.name = name
         self.priority = priority
+        self.change = None
+
+    def settle_in(self):
+        """In a job of which nothing has been sent yet."""
+        parameter = self.parameter
         if parameter.device.type == "cpu":
             nbytes = parameter.numel() * parameter.element_size()
             arena = torch.frombuffer(_client.Arena.buffer(_client.current(), max(nbytes, 1)), dtype=torch.uint8)
@@ -44,7 +49,7 @@ class _Asynchronous:
     """What DistributedOptimizer adds to the class of an optimizer in an asynchronous job."""
 
     def step(self, closure=None):
-        if not self._bps_begun:
+        if not self._bps_has_begun():
             self._bps_begin()
         before = [kept.parameter.detach().clone() for kept in self._bps_kept]
         loss = super().step() if closure is None else super().step(closure)
@@ -53,7 +58,7 @@ class _Asynchronous:
 
     def synchronize_parameters(self):
         """Waits for all ranks, which all call it after the same number of steps: their parameters are then the same."""
-        if not self._bps_begun:
+        if not self._bps_has_begun():
             self._bps_begin()
         else:
             self._bps_exchange([torch.zeros_like(kept.parameter) for kept in self._bps_kept], True)
@@ -65,10 +70,16 @@ class _Asynchronous:
     def skip_synchronize(self):
         yield
 
+    def _bps_has_begun(self):
+        """Whether it is in the job that this process is in now."""
+        return self._bps_begun_in is _client.current()
+
     def _bps_begin(self):
         """All ranks begin with the parameters of rank 0."""
-        self._bps_begun = True
-        root = _client.current().rank == 0
+        self._bps_begun_in = _client.current()
+        for kept in self._bps_kept:
+            kept.settle_in()
+        root = self._bps_begun_in.rank == 0
         values = [kept.parameter.detach() for kept in self._bps_kept]
         self._bps_exchange([value if root else torch.zeros_like(value) for value in values], True)
 
@@ -81,7 +92,7 @@ class _Asynchronous:
             kept.end()
 
     def add_param_group(self, param_group):
-        if self._bps_begun:
+        if self._bps_begun_in is not None:
             raise ValueError("an asynchronous optimizer takes no further parameters after its first step")
         super().add_param_group(param_group)
         group = self.param_groups[-1]["params"]
@@ -103,7 +114,7 @@ def wrap(optimizer, named):
     if not _client.current().asynchronous:
         raise ValueError("asynchronous training needs a job that is: init(asynchronous=True), or BPS_ASYNC=1 for all ranks")
     optimizer._bps_kept = [Kept(p, f"parameter.{name}", -i) for i, (name, p) in enumerate(named)]
-    optimizer._bps_begun = False
+    optimizer._bps_begun_in = None  # the client of the job in which all have begun
     base = optimizer._bps_base = optimizer.__class__
     optimizer.__class__ = type(base.__name__, (_Asynchronous, base), {"__module__": base.__module__})
     return optimizer

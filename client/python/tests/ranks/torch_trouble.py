@@ -108,6 +108,7 @@ def shutdown_and_init_again():
         if name == "optimizer":
             join_at_once(net, optimizer, alone)
     rows_again()
+    asynchronously_again()
     print("done", flush=True)
 
 
@@ -147,6 +148,25 @@ def rows_again():
     second()
     for table, was in zip(tables, before):
         assert torch.equal(table.weight.detach(), was - torch.tensor([[1.0], [1.0], [0.0]]))
+
+
+def asynchronously_again():
+    """All begin with rank 0's parameters in the next job, too. Each step of a rank takes 1 from them."""
+
+    def next_job():
+        bps.barrier()
+        bps.shutdown()
+        bps.init(asynchronous=True)
+
+    next_job()
+    weight = torch.nn.Parameter(torch.full((3,), 10.0 * (bps.rank() + 1)))
+    optimizer = bps.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    for left in (8.0, 6.0):
+        weight.grad = torch.ones(3)
+        optimizer.step()
+        optimizer.synchronize_parameters()
+        assert weight.tolist() == [left] * 3, weight
+        next_job()
 
 
 class Numbers(torch.utils.data.Dataset):
