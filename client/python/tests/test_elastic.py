@@ -213,6 +213,7 @@ def test_a_rank_that_stops_is_dropped_and_comes_back(tmp_path):
         assert job.agreed()[max(job.agreed())] == [0, 1, 2]
 
 
+@pytest.mark.full_tier("ten seconds, for a rank that is missed")
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch")
 def test_a_rank_that_comes_back_trains_on_with_the_optimizers_it_has(tmp_path):
     with Job(tmp_path, "elastic_torch.py", BPS_REQUEST_TIMEOUT=5) as job:
