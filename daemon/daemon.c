@@ -145,13 +145,15 @@ static uint64_t memory_for_others(const struct config *config)
 {
 	uint64_t all = allowed_memory() / 4 * 3;
 
-	return config->memory ?: all - MIN(config->block_cache, all / 3);
+	return config->memory ?: (all - MIN(config->block_cache, all / 3)) / 5 * 4;
 }
 
-/* Besides. An eighth is more than comes while the control thread is busy elsewhere. */
+/* Besides: more than comes while the control thread is busy elsewhere. */
 static uint64_t memory_for_messages(const struct config *config)
 {
-	return MAX(memory_for_others(config) / 8, MESSAGES_MIN);
+	uint64_t memory = memory_for_others(config);
+
+	return MAX(memory / 4, MIN(memory / 2, MESSAGES_MIN));
 }
 
 static int open_transport(struct daemon *daemon, int listen_fd, const char *listen)

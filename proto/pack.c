@@ -169,8 +169,9 @@ static const ProtobufCFieldDescriptor *take_tag(const ProtobufCMessageDescriptor
 static bool is_lean(const ProtobufCMessageDescriptor *descriptor, const uint8_t *at,
 		    const uint8_t *end)
 {
-	unsigned n_unknown = 0, wire;
-	uint64_t seen = 0;
+	uint64_t seen = 0, max_unknown = PACK_UNKNOWN_MAX + (uint64_t)(end - at) / 16,
+		 n_unknown = 0;
+	unsigned wire;
 
 	assert(descriptor->n_fields <= 64);
 	while (at < end) {
@@ -181,7 +182,7 @@ static bool is_lean(const ProtobufCMessageDescriptor *descriptor, const uint8_t 
 		if (!take_field(&at, end))
 			return true;
 		if (!field) {
-			if (++n_unknown > PACK_UNKNOWN_MAX)
+			if (++n_unknown > max_unknown)
 				return false;
 			continue;
 		}

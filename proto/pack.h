@@ -11,7 +11,7 @@
 /* Arena limit as a multiple of the packed size, plus a floor: an honest message never needs more. */
 #define PACK_ARENA_FACTOR 64
 #define PACK_ARENA_FLOOR  4096
-/* Fields of a message that a later version may have, and this one does not know. */
+/* Fields of a message that a later version may have, and this one does not know; besides one for each 16 bytes. */
 #define PACK_UNKNOWN_MAX 64
 
 /*

@@ -389,11 +389,12 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	}
 	if (!tensor || agent_is_void(&tensor->declaration)) {
 		if (tensor)
-			(void)failure_set(
-				&failure, -ENOTCONN,
-				"tensor %u was declared before the ranks regroup: declare "
-				"it again when they have",
-				entry->tensor);
+			(void)failure_set(&failure, -ENOTCONN,
+					  session->job.leave_id
+						  ? "tensor %u: this rank is leaving the job"
+						  : "tensor %u was declared before the ranks "
+						    "regroup: declare it again when they have",
+					  entry->tensor);
 		else if (!session->job.is_in && session->job.last.status)
 			failure = session->job.last;
 		else

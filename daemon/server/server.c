@@ -231,6 +231,7 @@ void server_call_arrived(struct server *server, struct delivery *delivery)
 			pushed(job, delivery);
 		return;
 	case DATA_OFFER:
+		relief_for(server, delivery->peer);
 		job = job_of_call(server, delivery);
 		if (job)
 			keep_offer(job, delivery);

@@ -209,8 +209,8 @@ struct transport_params {
 	uint64_t
 		peer_timeout_ms; /* silence of a peer we have business with (calls out, or DATA_PING unanswered) */
 	uint64_t
-		quota_bytes; /* bytes held for one peer: its calls until answered, our answers and notices until written;
-				   * a peer over it is lost with a clear reason */
+		quota_bytes; /* bytes held for one peer: its calls until answered, our answers until written; as many for
+				   * notices and copied answers until they are; a peer over it is lost with a clear reason */
 	/*
 	 * By where peers are, or are called: what comes until it is answered, contributions and results until the receiver has them
 	 * and charges whom it likes; notices and copied answers until they are written. A peer over its share is lost, too. NULL:

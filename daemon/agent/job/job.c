@@ -58,6 +58,7 @@ struct agent_job *agent_job_free(struct agent_job *job)
 	job->agent->n_changes++;
 	loop_timer_cancel(&job->sweep.timer);
 	loop_abort(&job->sweep.chore);
+	loop_abort(&job->departed.letting_go);
 	loop_abort(&job->later.chore);
 	loop_abort(&job->tensors.without);
 	job->agent->hooks->freed(job);
@@ -753,6 +754,15 @@ void agent_job_let_leave(struct agent_job *job)
 	}
 	agent_job_end_departed(job);
 	agent_elastic_try(job);
+}
+
+void agent_job_leave_now(struct agent_job *job)
+{
+	loop_abort(&job->departed.letting_go);
+	while (job->departed.lets_go && job->state != JOB_OVER) {
+		job->departed.lets_go = false;
+		agent_job_let_leave(job);
+	}
 }
 
 void agent_leave(struct agent_member *member)

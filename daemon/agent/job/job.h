@@ -161,6 +161,8 @@ void agent_job_let_leave(struct agent_job *job);
  * more, which goes in later turns; then agent_job_let_leave() and agent_elastic_try() are called again.
  */
 bool agent_job_lets_go(struct agent_job *job, bool regroups);
+/* Members that are leaving, and whose requests have ended, have left: no turn is to come. */
+void agent_job_leave_now(struct agent_job *job);
 /* Arms the timer for a deadline, unless it is armed for an earlier one. */
 void agent_job_watch(struct agent_job *job, uint64_t deadline_ns);
 struct agent_job *agent_job_free(struct agent_job *job);

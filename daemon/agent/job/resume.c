@@ -357,6 +357,7 @@ void agent_suspend(struct agent *agent)
 	agent_elastic_close(agent, NULL);
 
 	list_for_each (job, &agent->jobs, link) {
+		agent_job_leave_now(job);
 		/* A ledger knows nothing of devices. */
 		if (job->state == JOB_OVER || !job->resumption.ledger || job->device)
 			continue;

@@ -41,7 +41,6 @@ struct names {
 	struct chore asking;
 	struct list
 		early; /* deliveries: asked of a fresh home before all nodes have told it their tensors */
-	uint64_t n_early;      /* of these */
 	bool is_notified;      /* all have */
 	struct chore going_on; /* then: takes what has waited, */
 	bool goes_on;	       /* just now */

@@ -163,16 +163,17 @@ static void add(struct job *job, struct forgetting *forgetting, struct delivery 
 		decide(job, forgetting, true);
 }
 
-/* A node has as many to say as there may be tensors. */
+/* A node has as many to say as there may be tensors, and what a connection of it has left that was lost. */
 static void put_off(struct job *job, struct delivery *delivery)
 {
-	if (job->names.n_early >= (uint64_t)job->n_nodes * job->server->params.max_tensors) {
-		refuse(delivery, -EDQUOT,
-		       "job %s: its nodes have said more than there may be tensors",
-		       job->owner.name);
+	struct job_node *node = &job->nodes[delivery->header.node];
+
+	if (node->n_early >= 2 * (uint64_t)job->server->params.max_tensors) {
+		refuse(delivery, -EDQUOT, "job %s: node %u has said more than there may be tensors",
+		       job->owner.name, delivery->header.node);
 		return;
 	}
-	job->names.n_early++;
+	node->n_early++;
 	list_push_back(&job->names.early, &delivery->link);
 }
 
@@ -244,7 +245,7 @@ static bool go_on(struct chore *chore)
 		if (!delivery)
 			break;
 		list_remove(&delivery->link);
-		job->names.n_early--;
+		job->nodes[delivery->header.node].n_early--;
 		if (delivery->header.op == DATA_FORGET)
 			forget_call(job, delivery);
 		else

@@ -111,6 +111,7 @@ struct job_node {
 	struct delivery *joining; /* and where the answer goes */
 	struct delivery
 		*waiting; /* of a job that runs: a JOIN without all of its ranks; rejoin.c */
+	uint32_t n_early; /* of job->names.early */
 	bool spoke;	  /* it has declared a tensor, contributed, ... */
 	bool to_ask;	  /* it has attached, and hears of what is being forgotten: forget.c */
 	bool named;	  /* it has told this home, which is fresh, its tensors: forget.c */

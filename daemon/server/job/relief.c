@@ -13,9 +13,10 @@
 /* What jobs that end hold goes in later turns: for so long no others of a crowded peer end. */
 #define RELIEF_NS NSEC_PER_SEC
 /* Jobs are not weighed with each contribution. */
-#define WEIGH_NS (10 * NSEC_PER_MSEC)
-/* Jobs that end in one turn. */
-#define RELIEF_JOBS 4
+#define WEIGH_NS NSEC_PER_MSEC
+/* Jobs that end in one turn, and how long until others, or another peer's, do. */
+#define RELIEF_JOBS 8
+#define LOOK_NS	    (20 * NSEC_PER_MSEC)
 
 struct holder {
 	struct job *job;
@@ -26,7 +27,7 @@ struct holder {
 struct holders {
 	struct holder *first;
 	size_t n;
-	uint64_t held, ending; /* bytes: of these; of jobs that are over, and give them back */
+	uint64_t held; /* bytes */
 };
 
 typedef int compare_fn(const void *one, const void *other);
@@ -84,8 +85,6 @@ static struct holders holders_of(struct server *server, const struct peer *peer)
 	list_for_each (job, &server->jobs, link) {
 		struct holder *holder = &all.first[all.n];
 
-		if (job->state == JOB_OVER)
-			all.ending += quota_used(job->memory.quota);
 		if (job->state != JOB_RUNNING || (peer && job_node_of(job, peer) == NODE_NONE))
 			continue;
 		*holder = (struct holder){
@@ -101,8 +100,8 @@ static struct holders holders_of(struct server *server, const struct peer *peer)
 }
 
 /*
- * Who it is, is the word of the peers; the account is of where they are: none ends another's jobs by a name. Returns whether
- * any has ended.
+ * Whose a job is, is the word of the peer that it comes from; the account says where that is: of a user's jobs, those of the account
+ * that holds the most. Returns whether as much has ended as is to.
  */
 static bool end_largest(struct holders all, const char *of, const char *option)
 {
@@ -121,7 +120,7 @@ static bool end_largest(struct holders all, const char *of, const char *option)
 		ended += holder->held;
 		job_fail(holder->job, &failure, NULL);
 	}
-	return n > 0;
+	return n && ended >= (group.held + 1) / 2;
 }
 
 static void relieve_peer(struct server *server, const struct peer *peer)
@@ -131,7 +130,7 @@ static void relieve_peer(struct server *server, const struct peer *peer)
 	struct holders all;
 
 	if ((server->relieved_ns && now_ns - server->relieved_ns < RELIEF_NS) ||
-	    (server->looked_ns && now_ns - server->looked_ns < RELIEF_NS / 10))
+	    (server->looked_ns && now_ns - server->looked_ns < LOOK_NS))
 		return;
 	server->looked_ns = now_ns;
 	all = holders_of(server, peer);
@@ -147,7 +146,7 @@ static bool is_crowded(uint64_t held, uint64_t available)
 	return held / 3 > available;
 }
 
-static void relieve_all(struct server *server, uint64_t available)
+static void relieve_all(struct server *server, uint64_t held, uint64_t available)
 {
 	uint64_t now_ns = clock_now_ns();
 	struct holders all;
@@ -156,8 +155,8 @@ static void relieve_all(struct server *server, uint64_t available)
 		return;
 	server->weighed_ns = now_ns;
 	all = holders_of(server, NULL);
-	/* Results on their way of jobs that are gone are neither. */
-	if (all.n && is_crowded(all.held, available + all.ending))
+	/* Also what is on its way of jobs that are gone, for which no other ends. */
+	if (all.n && is_crowded(all.held, available + held - MIN(held, all.held)))
 		(void)end_largest(all, "jobs have", "memory");
 	free(all.first);
 }
@@ -174,5 +173,5 @@ void relief_for(struct server *server, const struct peer *peer)
 	held = quota_used(contributions);
 	available = quota_available(contributions->parent);
 	if (unlikely(is_crowded(held, available)))
-		relieve_all(server, available);
+		relieve_all(server, held, available);
 }

@@ -137,13 +137,13 @@ static struct block *borrow(struct slot *slot)
 	return slot->result;
 }
 
-/* Is charged by itself from now on, until the last node has read it, like a result that is made. One of our own agent is so already. */
+/* Is charged by itself from now on, until the last node has read it, like a result that is made. */
 static void take_block(struct slot *slot, const struct delivery *from)
 {
 	struct block *block = from->payload_block;
 
-	if (!block->quota) {
-		assert(block->len == from->header.len);
+	/* A whole one: our own agent may have more in it. */
+	if (!block->quota && block->len == from->header.len) {
 		block->quota = slot->job->memory.quota;
 		slot->charged -= block->len;
 	}

@@ -690,6 +690,15 @@ static bool is_news(const struct tensor *tensor, const struct data_header *h)
 	return h->len || !h->part_len;
 }
 
+/* The result has memory of its own: what was offered goes, of each node. */
+static void put_offer(struct slot *slot, struct delivery *delivery)
+{
+	if (delivery->payload_block)
+		delivery->payload = NULL;
+	delivery->payload_block = block_unref(delivery->payload_block);
+	slot_put_call(slot, &slot->offers, delivery);
+}
+
 static void offer_refused(struct job *job, struct delivery *delivery, int r)
 {
 	struct failure failure;
@@ -783,7 +792,7 @@ static void offer(struct job *job, struct delivery *delivery)
 		return;
 	}
 	if (slot && slot->summing) {
-		slot_put_call(slot, &slot->offers, delivery);
+		put_offer(slot, delivery);
 		if (!slot->kept && !slot->acked[node]) {
 			slot->acked[node] = true;
 			slot->n_acked++;
@@ -806,7 +815,7 @@ static void offer(struct job *job, struct delivery *delivery)
 	slot->n_acked++;
 	slot->safe.is = is_safe(slot);
 	slot->n_gone = h->n_gone_then;
-	slot_put_call(slot, &slot->offers, delivery);
+	put_offer(slot, delivery);
 	keep_finish(slot);
 }
 

@@ -84,7 +84,10 @@ static void release_peer(struct peer *peer, uint64_t charged, uint64_t held)
 /* Of the two limits, the one that has less left. */
 int incoming_over_quota(const struct peer *peer, uint32_t payload_len, struct failure *failure)
 {
-	if (peer->account && quota_available(&peer->quota) >= sizeof(struct incoming) + payload_len)
+	uint64_t amount = sizeof(struct incoming) + payload_len;
+
+	if (peer->account && quota_available(&peer->quota) >= amount &&
+	    quota_available(&peer->held) >= amount)
 		return account_full(peer->account, ACCOUNT_MESSAGES, failure);
 	return failure_set(failure, -EDQUOT,
 			   "it would have us hold more than %" PRIu64 " bytes for it",

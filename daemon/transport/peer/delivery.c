@@ -302,7 +302,8 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 	if (incoming_fill(incoming, header, block, payload) || incoming_recharge(incoming)) {
 		list_remove(&incoming->link);
 		incoming_free(incoming);
-		peer_kill(peer, "it does not take its answers: over the quota of a peer");
+		peer_kill(peer, "it does not take its answers: over peer_quota, or the share of "
+				"where it is");
 		return;
 	}
 	incoming->is_answered = true;

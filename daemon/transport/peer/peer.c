@@ -453,14 +453,19 @@ void peer_wait_for_lane(struct peer *peer, struct call *call)
  * each set and cancel it.
  */
 
-static void lane_ping(struct lane *lane)
+/* Returns whether it was sent. */
+static bool lane_ping(struct lane *lane)
 {
 	struct data_header header = { .op = DATA_PING };
 	struct notice *notice = NULL;
 
+	if (FAILPOINT_DROPS("ping-sent"))
+		return true;
 	/* Out of memory: no ping this time. */
-	if (!FAILPOINT_DROPS("ping-sent") && !notice_new(lane->peer, &header, NULL, &notice))
-		lane_send(lane, &notice->message);
+	if (notice_new(lane->peer, &header, NULL, &notice))
+		return false;
+	lane_send(lane, &notice->message);
+	return true;
 }
 
 /*
@@ -483,8 +488,7 @@ static uint64_t lane_check_silence(struct lane *lane, uint64_t now_ns, uint64_t 
 	lane->checked_ns = heard_ns;
 	if (silent_ns >= timeout_ns && lane->n_pings >= 2)
 		return 0;
-	lane_ping(lane);
-	lane->n_pings++;
+	lane->n_pings += lane_ping(lane);
 	return silent_ns >= timeout_ns ? now_ns + timeout_ns / 3
 				       : MIN(now_ns + timeout_ns / 3, heard_ns + timeout_ns);
 }
@@ -598,7 +602,8 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 		return 0;
 	r = notice_new(peer, header, payload, &notice);
 	if (r == -EDQUOT) {
-		peer_kill(peer, "it does not take what it is told: over the quota of a peer");
+		peer_kill(peer, "it does not take what it is told: over peer_quota, or the share "
+				"of where it is");
 		return 0;
 	}
 	if (r)

@@ -622,6 +622,42 @@ TEST(what_many_have_declared_is_void_in_pieces_before_they_regroup)
 	ASSERT_EQ(n_void(declared), MANY);
 }
 
+/* The next daemon is not to wait for a rank that has left; and nothing goes on of what waits for ranks that regroup. */
+TEST(what_is_void_in_pieces_ends_with_the_daemon)
+{
+	for (unsigned way = 0; way < 2; way++) {
+		_cleanup_(freep) struct declared *declared = calloc(MANY, sizeof(*declared));
+		_cleanup_(world_freep) struct world *world =
+			world_new(&(struct world_options){ .n_nodes = 1,
+							   .n_local = 2,
+							   .distributed = true,
+							   .resume = true,
+							   .min_ranks = 1,
+							   .max_tensors = MANY + 1 });
+		struct failure failure;
+		char name[32];
+
+		ASSERT_TRUE(declared);
+		world_form(world);
+		for (unsigned i = 0; i < MANY; i++) {
+			(void)snprintf(name, sizeof(name), "x%u", i);
+			ASSERT_OK(declared_make(&declared[i], &world->ranks[0], name, DTYPE_FLOAT32,
+						N, &failure));
+		}
+		if (way)
+			agent_leave(&world->ranks[0].member);
+		for (uint32_t i = 0; !way && i < 2; i++)
+			agent_regroup(&world->ranks[i].member);
+		ASSERT_INT(n_void(declared), <, MANY / 2);
+		ASSERT_TRUE(!world->ranks[0].left);
+		world_restart(world, 0);
+		ASSERT_EQ(world->ranks[0].left, way);
+		for (unsigned i = 0; i < 100; i++)
+			ASSERT_OK(loop_turn(world->loop, 0));
+		ASSERT_TRUE(way || n_void(declared) < MANY / 2);
+	}
+}
+
 TEST(who_dies_is_not_waited_for_in_a_regrouping)
 {
 	_cleanup_(scene_freep) struct scene *scene = four(1);

@@ -182,12 +182,26 @@ TEST(a_sum_is_given_up_in_the_words_that_say_why)
 {
 	FAR = far_new(&(struct far_options){ .n_threads = 1 });
 	struct layout layout = far_layout("job", 2, NULL);
+	const char *why = "this rank has given it up";
+	struct data_header h = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_FAIL_ROUND,
+		.operation = OPERATION_ACCUMULATE,
+		.key = 1,
+		.round = 1,
+		.status = EIO,
+	};
+	struct asked *sum;
 
 	layout.async = true;
 	far_form(far, &layout);
 	accumulate(far, &layout, 1);
-	give_up(far, &layout, 1);
-	far_expect(far, far->all, -EIO, NULL);
+	sum = far->all;
+	h.job = layout.job;
+	h.len = (uint32_t)strlen(why);
+	far->ops->notice(far, 0, &h, why);
+	far_expect(far, sum, -EIO, why);
 }
 
 /* A round of rows that has none. */
