@@ -74,7 +74,7 @@ static void spare_tensor(struct session *session, struct session_tensor *tensor)
 	session->tensors.spare = tensor;
 }
 
-/* Requests about it have come, or were answered. */
+/* Requests about the tensor have come, or were answered. */
 static void note_asked(struct session_tensor *tensor)
 {
 	if (!tensor->declare_id && !tensor->release_id)
@@ -159,7 +159,7 @@ void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declar
 	}
 }
 
-/* With how many there are, only pieces of memory go. */
+/* However many tensors there are, what goes is whole pieces of memory; only those with requests are looked at. */
 void session_drop_tensors(struct session *session, const struct failure *why)
 {
 	struct session_tensors *tensors = &session->tensors;

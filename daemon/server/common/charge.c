@@ -70,6 +70,13 @@ int job_over_quota(const struct job *job, struct failure *failure)
 		job->owner.name, own->limit);
 }
 
+int job_not_made(const struct job *job, const char *what, int r, struct failure *failure)
+{
+	if (r == QUOTA_E_FULL)
+		return job_over_quota(job, failure);
+	return failure_set(failure, r, "job %s: %s: %s", job->owner.name, what, strerror(-r));
+}
+
 int job_charge(struct job *job, uint64_t amount, struct failure *failure)
 {
 	struct failure why = { 0 };

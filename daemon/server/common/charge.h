@@ -31,5 +31,7 @@ int charge_account(const struct server *server, const struct peer *peer, uint32_
 struct quota *charge_all(const struct server *server);
 /* The words for a charge of job->memory.quota that was refused. Returns -EDQUOT. */
 int job_over_quota(const struct job *job, struct failure *failure);
+/* The same for a sum or a result (what) that could not be made: r is QUOTA_E_FULL or -errno. Returns -EDQUOT or r. */
+int job_not_made(const struct job *job, const char *what, int r, struct failure *failure);
 /* Until the job is freed. Returns 0, or -EDQUOT with failure filled. */
 int job_charge(struct job *job, uint64_t amount, struct failure *failure);

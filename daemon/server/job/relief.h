@@ -9,8 +9,8 @@ struct peer;
 struct server;
 
 /*
- * A contribution, or a result that a node kept, has come from this peer. Where three quarters are in use of what may be held for the peer, or for all jobs
- * together, jobs end (EDQUOT) until half of what their user has of it is free. Others' jobs go on: over its quota the peer would
- * be lost with all of its jobs, and with no memory left the next to contribute would end, whoever that is.
+ * A contribution, or a result that a node kept, has come from this peer. Where three quarters are in use of what may be held for
+ * the peer, or for all jobs together, jobs of the user that has most of it end (EDQUOT) until half of that is free. Others' jobs go
+ * on: over its quota the peer would be lost with all of its jobs, and with no memory left the next job to contribute would end.
  */
 void relief_for(struct server *server, const struct peer *peer);

@@ -336,11 +336,7 @@ static void add(struct accumulator *a)
 	if (r) {
 		struct failure failure;
 
-		if (r == QUOTA_E_FULL)
-			(void)job_over_quota(job, &failure);
-		else
-			(void)failure_set(&failure, r, "job %s: a sum: %s", job->owner.name,
-					  strerror(-r));
+		(void)job_not_made(job, "a sum", r, &failure);
 		job_fail(job, &failure, NULL);
 		return;
 	}

@@ -703,12 +703,7 @@ static void offer_refused(struct job *job, struct delivery *delivery, int r)
 {
 	struct failure failure;
 
-	if (r == QUOTA_E_FULL)
-		(void)job_over_quota(job, &failure);
-	else
-		(void)failure_set(&failure, r, "job %s: a result: %s", job->owner.name,
-				  strerror(-r));
-	delivery_fail(delivery, failure.status, failure.text);
+	delivery_fail(delivery, job_not_made(job, "a result", r, &failure), failure.text);
 }
 
 /* Nobody has contributed yet, or not all: those who have it will not. */

@@ -336,16 +336,13 @@ static void fail_merge(struct slot *slot)
 	struct failure failure = { 0 };
 	struct node_text node;
 
-	if (status == QUOTA_E_FULL)
-		(void)job_over_quota(job, &failure);
-	else if (status == -EINVAL)
+	if (status == -EINVAL)
 		(void)failure_set(&failure, -EINVAL,
 				  "job %s: push_pull_rows: the rows of %s are not in order, or "
 				  "not of the table",
 				  job->owner.name, job_node_text(job, slot->rows->bad_node, &node));
 	else
-		(void)failure_set(&failure, status, "job %s: a result: %s", job->owner.name,
-				  strerror(-status));
+		(void)job_not_made(job, "a result", status, &failure);
 	slot_fail(slot, failure.status, failure.text);
 	if (status == QUOTA_E_FULL)
 		job_fail(job, &failure, NULL);

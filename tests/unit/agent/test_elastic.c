@@ -170,6 +170,17 @@ static unsigned n_declared(const struct declared *declared)
 	return n;
 }
 
+static void declare_many(struct declared *declared, struct rank *rank)
+{
+	struct failure failure;
+	char name[32];
+
+	for (unsigned i = 0; i < MANY; i++) {
+		(void)snprintf(name, sizeof(name), "x%u", i);
+		ASSERT_OK(declared_make(&declared[i], rank, name, DTYPE_FLOAT32, N, &failure));
+	}
+}
+
 /* One that is gone was the last that all of them waited for. Each is answered, a few in each turn of the loop. */
 TEST(many_tensors_go_on_without_a_rank_in_pieces)
 {
@@ -180,17 +191,11 @@ TEST(many_tensors_go_on_without_a_rank_in_pieces)
 						   .no_servers = true,
 						   .min_ranks = 1,
 						   .max_tensors = MANY + 1 });
-	struct failure failure;
-	char name[32];
 
 	ASSERT_TRUE(declared);
 	die(scene, 2);
 	die(scene, 3);
-	for (unsigned i = 0; i < MANY; i++) {
-		(void)snprintf(name, sizeof(name), "x%u", i);
-		ASSERT_OK(declared_make(&declared[i], &scene->world->ranks[0], name, DTYPE_FLOAT32,
-					N, &failure));
-	}
+	declare_many(declared, &scene->world->ranks[0]);
 	ASSERT_EQ(n_declared(declared), 0);
 	die(scene, 1);
 	ASSERT_INT(n_declared(declared), <, MANY / 8);
@@ -593,15 +598,10 @@ TEST(what_many_have_declared_is_void_in_pieces_before_they_regroup)
 						   .min_ranks = 1,
 						   .max_tensors = MANY + 1 });
 	struct world *world = scene->world;
-	struct failure failure;
-	char name[32];
 
 	ASSERT_TRUE(declared);
-	for (unsigned i = 0; i < 2 * MANY; i++) {
-		(void)snprintf(name, sizeof(name), "x%u", i % MANY);
-		ASSERT_OK(declared_make(&declared[i], &world->ranks[i / MANY], name, DTYPE_FLOAT32,
-					N, &failure));
-	}
+	for (unsigned i = 0; i < 2; i++)
+		declare_many(declared + i * MANY, &world->ranks[i]);
 	for (uint32_t i = 0; i < 4; i++)
 		agent_regroup(&world->ranks[i].member);
 	ASSERT_INT(n_void(declared), <, MANY / 2);
@@ -611,11 +611,7 @@ TEST(what_many_have_declared_is_void_in_pieces_before_they_regroup)
 	ASSERT_EQ(n_void(declared) + n_void(declared + MANY), 2 * MANY);
 	expect_place(scene, 2, 2, 3, 3);
 
-	for (unsigned i = 0; i < MANY; i++) {
-		(void)snprintf(name, sizeof(name), "x%u", i);
-		ASSERT_OK(declared_make(&declared[i], &world->ranks[0], name, DTYPE_FLOAT32, N,
-					&failure));
-	}
+	declare_many(declared, &world->ranks[0]);
 	agent_leave(&world->ranks[0].member);
 	ASSERT_INT(n_void(declared), <, MANY / 2);
 	WORLD_UNTIL(world, world->ranks[0].left);
@@ -634,16 +630,10 @@ TEST(what_is_void_in_pieces_ends_with_the_daemon)
 							   .resume = true,
 							   .min_ranks = 1,
 							   .max_tensors = MANY + 1 });
-		struct failure failure;
-		char name[32];
 
 		ASSERT_TRUE(declared);
 		world_form(world);
-		for (unsigned i = 0; i < MANY; i++) {
-			(void)snprintf(name, sizeof(name), "x%u", i);
-			ASSERT_OK(declared_make(&declared[i], &world->ranks[0], name, DTYPE_FLOAT32,
-						N, &failure));
-		}
+		declare_many(declared, &world->ranks[0]);
 		if (way)
 			agent_leave(&world->ranks[0].member);
 		for (uint32_t i = 0; !way && i < 2; i++)
