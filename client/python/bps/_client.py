@@ -11,6 +11,7 @@ because a stream that waits for a daemon that is gone has to be told, also when 
 """
 
 import atexit
+import collections
 import contextlib
 import ctypes
 import errno
@@ -275,6 +276,7 @@ class Arena:
         memory = ctypes.c_void_p()
         with client.lock:
             client.check_open()
+            client.free_dropped()
             client.call(client.lib.bps_memory_alloc, client.pointer, max(1, size), ctypes.byref(memory))
         self._pointer = memory.value
         self.address = client.lib.bps_memory_data(self._pointer)
@@ -287,9 +289,8 @@ class Arena:
         return buffer
 
     def __del__(self):
-        if self._pointer is not None and not self._client.forked:
-            with self._client.lock:
-                self._client.lib.bps_memory_free(self._pointer)
+        if self._pointer is not None:
+            self._client.drop(self._client.lib.bps_memory_free, self._pointer)
 
 
 class Tensor:
@@ -309,9 +310,7 @@ class Tensor:
         return alike and self.elements == elements and self.dtype == dtype
 
     def __del__(self):
-        if not self._client.forked:
-            with self._client.mutex:
-                self._client.lib.bps_tensor_free(self)
+        self._client.drop(self._client.lib.bps_tensor_free, self._as_parameter_)
 
 
 class Client:
@@ -327,6 +326,7 @@ class Client:
         self.forked = False  # this process is a child of the one that the client belongs to
         self.tensors = {}  # name: Tensor, of those used last
         self._older_tensors = {}  # likewise, of those before
+        self.dropped = collections.deque()  # (function of the library, pointer): what is to be freed
         self.turns = {}  # name: the last operation of more than one request that has not ended; it keeps those before
         self.orders = None  # the thread whose operations without names all ranks submit in one order: init()'s
         self.outstanding = {}  # requests in the order of their submission; the values are of no use
@@ -496,6 +496,27 @@ class Client:
             self.check_open()
             return self.lib.bps_client_differed(self.pointer, order)
 
+    # -- Memory
+
+    def drop(self, free, pointer):
+        """Frees what belonged to an object that is gone, now or in a later call. For finalizers: the garbage collector runs them in
+        whichever thread asks for memory, which may be one that the holder of the lock waits for. So they wait for no lock.
+        """
+        if self.forked:
+            return
+        self.dropped.append((free, pointer))
+        if self.mutex.acquire(blocking=False):
+            try:
+                self.free_dropped()
+            finally:
+                self.mutex.release()
+
+    def free_dropped(self):
+        """Under the lock."""
+        while self.dropped:
+            free, pointer = self.dropped.popleft()
+            free(pointer)
+
     # -- Following the other ranks
 
     def follow(self, follows, idle=False):
@@ -557,6 +578,8 @@ class Client:
         while True:
             with self.mutex:
                 self.check_open()
+                if self.dropped:
+                    self.free_dropped()
                 if self.late or self.late_error is not None:
                     self.raise_late()
                 if device is None:
@@ -601,6 +624,7 @@ class Client:
         with self.lock:
             if self.closing or self.pointer is None:
                 return
+            self.free_dropped()
             self.inside += 1
         self._call_inside(self.lib.bps_client_dispatch, self.pointer)
 
@@ -663,6 +687,7 @@ class Client:
             if self.closing:
                 return
             self.closing = True
+            self.free_dropped()
             self.sweep()
             watch, late_error = self._watch, self.late_error
         if watch is not None:

@@ -45,7 +45,7 @@ class Completer:
         self._fd = client.call(client.lib.bps_client_fd, client.pointer)
         self._watch = threading.Lock()  # of the thread that watches
         self._pending = []  # under _watch: (handle, future)
-        self._lock = threading.RLock()  # taken last, also by a handle that is dropped wherever the garbage collector runs
+        self._lock = threading.Lock()  # taken last
         self._added = []  # under the lock: what no thread has seen yet
         self._stopping = False  # under the lock
         self._closed = False  # under the lock: no thread watches any more

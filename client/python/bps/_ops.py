@@ -4,6 +4,7 @@ A Span is a piece of memory. Functions that need one message return its Request;
 after the other, are generators that yield each Request and return the result, to be run by a Handle.
 """
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -13,6 +14,7 @@ import pickle
 import threading
 import time
 import weakref
+from _thread import start_new_thread
 
 from . import _client
 from ._completer import completer_of
@@ -51,11 +53,15 @@ class Handle:
 
     def go_on(self):
         """Has the client's completer submit what has yet to be submitted, while nobody waits."""
-        operation = self._operation
-        if operation is not None and operation.name is not None:
-            _open.watch(operation)
+        if self._operation.name is not None:
+            _open.watch(self._operation)
 
-    __del__ = go_on
+    def __del__(self):
+        operation = self._operation
+        if operation is not None and operation.is_open():
+            # Not here: the garbage collector may run this in a thread that another one waits for, which holds the lock.
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, and the operation with it
+                start_new_thread(_open.watch, (operation,))
 
     def poll(self):
         return self._operation.poll()
@@ -125,6 +131,10 @@ class _Operation:
         if self._error is not None:
             raise self._error
         return self._result
+
+    def is_open(self):
+        """Whether a completer is to see to it if nobody waits."""
+        return self.name is not None and self._steps is not None and not self._watched and not self.client.forked
 
     def _in_turn(self, ended):
         """Whether those before have ended, of which ended(operation) sees to one. The oldest first."""
@@ -196,7 +206,7 @@ class _Open:
     """The operations whose last request may not have been submitted."""
 
     def __init__(self):
-        self._lock = threading.RLock()  # a handle may be dropped, by the garbage collector, wherever memory is asked for
+        self._lock = threading.Lock()
         self._operations = weakref.WeakSet()  # under the lock; they are kept in turns of their clients
 
     def add(self, operation):

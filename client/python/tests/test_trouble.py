@@ -20,6 +20,7 @@ WELL = [
     "several_threads",
     "a_fork",
     "a_dead_daemon",
+    "finalizers_wait_for_no_lock",
     "shutdown_and_init_again",
     "shutdown_under_a_wait",
     "exit_with_requests_under_way",

@@ -42,9 +42,7 @@ class SharedStorage:
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
             os.close(self._fd)
-            if not self.client.forked:
-                with self.client.lock:
-                    self.client.lib.bps_memory_free(pointer)
+            self.client.drop(self.client.lib.bps_memory_free, pointer)
         self._storage = None
 
     def copy(self):

@@ -11,6 +11,7 @@ import threading
 import time
 
 import bps
+from bps import _ops
 
 
 def ones():
@@ -208,6 +209,29 @@ def a_dead_daemon():
         error = expect(bps.BpsConnectionError, lambda: bps.push_pull(ones(), name="y"))
     assert error.errno == errno.ESHUTDOWN
     expect(bps.BpsConnectionError, bps.barrier)
+
+
+def finalizers_wait_for_no_lock():
+    """The garbage collector runs them in any thread, also in one that the holder of a lock waits for."""
+    bps.init()
+    bps.push_pull(ones(), name="x")
+    if bps.rank() == 0:
+        client = bps._current()
+        last = [bps.alloc(4000), client.tensors.pop("push_pull.x"), bps.allgather_async(ones(), name="y")]
+        with client.lock, _ops._open._lock:
+            while last:
+                thread = threading.Thread(target=last.pop)
+                thread.start()
+                thread.join(20)
+                assert not thread.is_alive()
+        raise_flag()
+        bps.push_pull(ones(), name="x")
+        assert not client.dropped
+    else:
+        await_flag()
+        bps.push_pull(ones(), name="x")
+        assert len(bps.allgather(ones(), name="y")) == 2000  # of a handle that rank 0 has dropped
+    bps.barrier()
 
 
 def shutdown_and_init_again():
