@@ -7,6 +7,7 @@ They sleep while no handle waits, and end with the client: in shutdown(), which 
 then fails with BpsCanceledError. In a child made by fork there is no thread, and no client.
 """
 
+import contextlib
 import errno
 import os
 import select
@@ -45,7 +46,7 @@ class Completer:
         self._fd = client.call(client.lib.bps_client_fd, client.pointer)
         self._watch = threading.Lock()  # of the thread that watches
         self._pending = []  # under _watch: (handle, future)
-        self._lock = threading.Lock()  # taken last
+        self._lock = threading.RLock()  # taken last; a signal handler may call shutdown()
         self._added = []  # under the lock: what no thread has seen yet
         self._stopping = False  # under the lock
         self._closed = False  # under the lock: no thread watches any more
@@ -77,9 +78,9 @@ class Completer:
     def _begin_thread(self):
         """With the lock."""
         thread = threading.Thread(target=self._run, name="bps-futures", daemon=True)
+        thread.start()
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         self._n_waiting += 1
-        thread.start()
 
     def _wake(self):
         """With the lock, before _closed."""
@@ -131,7 +132,8 @@ class Completer:
             return self._close(error)
         with self._lock:
             if not self._n_waiting:
-                self._begin_thread()
+                with contextlib.suppress(RuntimeError):  # there can be no more threads: this one watches again when it has told
+                    self._begin_thread()
         return ended
 
     def _close(self, error):

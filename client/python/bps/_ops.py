@@ -4,7 +4,6 @@ A Span is a piece of memory. Functions that need one message return its Request;
 after the other, are generators that yield each Request and return the result, to be run by a Handle.
 """
 
-import contextlib
 import ctypes
 import errno
 import functools
@@ -60,8 +59,11 @@ class Handle:
         operation = self._operation
         if operation is not None and operation.is_open():
             # Not here: the garbage collector may run this in a thread that another one waits for, which holds the lock.
-            with contextlib.suppress(RuntimeError):  # the interpreter ends, and the operation with it
+            try:
                 start_new_thread(_open.watch, (operation,))
+            except RuntimeError:
+                if threading.main_thread().is_alive():  # else the interpreter ends, and the operation with it
+                    raise
 
     def poll(self):
         return self._operation.poll()
@@ -206,7 +208,7 @@ class _Open:
     """The operations whose last request may not have been submitted."""
 
     def __init__(self):
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may begin an operation
         self._operations = weakref.WeakSet()  # under the lock; they are kept in turns of their clients
 
     def add(self, operation):

@@ -21,6 +21,8 @@ WELL = [
     "a_fork",
     "a_dead_daemon",
     "finalizers_wait_for_no_lock",
+    "shutdown_in_a_signal_handler",
+    "no_more_threads",
     "shutdown_and_init_again",
     "shutdown_under_a_wait",
     "exit_with_requests_under_way",

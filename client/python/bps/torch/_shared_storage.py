@@ -116,6 +116,7 @@ def _imported(storage, fd):
     pointer = ctypes.c_void_p()
     with client.lock:
         client.check_open()
+        client.free_dropped()
         client.call(client.lib.bps_memory_import, client.pointer, fd, storage.data_ptr(), length, ctypes.byref(pointer))
     return SharedStorage(client, storage, pointer.value, fd)
 

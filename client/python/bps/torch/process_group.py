@@ -130,13 +130,15 @@ class _Pair:
         if move.finish is not None and _devices.device_of(result[0]):
             move.finish = _devices.platform.apart(move.finish, result[0].device)
         message = (name, move, result, timeout_ms, stream, promise)
+        sent = []
         with self._lock:
             if self._error is not None:
                 raise failure(self._error) from None
             if self._client is None:
                 self._waiting.append(message)
             else:
-                self._send(*message)
+                sent.append(self._send(*message))
+        self._keep(sent)
         return future
 
     def close(self):
@@ -148,11 +150,23 @@ class _Pair:
         return self._joining.forked
 
     def _send(self, name, move, result, timeout_ms, stream, promise):
+        """Under the lock: (promise, Handle, error)."""
         try:
             request = _submit(self._client, name, move, timeout_ms, stream)
-            _futures.fulfil(promise, Handle(_steps([request], [move], result)), self._client)
+            return promise, Handle(_steps([request], [move], result)), None
         except Exception as error:  # the one who waits for the message is to hear of it
-            _futures.fail(promise, error)
+            return promise, None, error
+
+    def _keep(self, sent):
+        """Keeps promises, without the lock: whom they call back may send."""
+        for promise, handle, error in sent:
+            try:
+                if error is None:
+                    _futures.fulfil(promise, handle, self._client)
+            except Exception as late:
+                error = late
+            if error is not None:
+                _futures.fail(promise, error)
 
     def _join(self, layout, timeout_ms):
         try:
@@ -163,8 +177,8 @@ class _Pair:
         with self._lock:
             self._client = self._joining
             waiting, self._waiting = self._waiting, []
-            for message in waiting:
-                self._send(*message)
+            sent = [self._send(*message) for message in waiting]
+        self._keep(sent)
 
     def _fail(self, error):
         with self._lock:
@@ -300,7 +314,7 @@ class ProcessGroupBps(dist.ProcessGroup):
         self._me = rank
         self._n = size
         self._timeout_ms = _milliseconds(timeout)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may destroy the group
         self._calls = 0  # under the lock
         self._calls_aside = 0  # under the lock: of the thread of async_save()
         self._pairs = {}  # under the lock: rank: _Pair
@@ -380,12 +394,13 @@ class ProcessGroupBps(dist.ProcessGroup):
     # -- Its end
 
     def shutdown(self):
-        """Leaves the jobs. What is under way fails."""
+        """Leaves the jobs. What is under way fails. In a child made by fork they are the parent's."""
+        if self._client.forked:
+            return
         with self._lock:
             pairs, self._pairs = list(self._pairs.values()), {}
         for each in (*pairs, self._client):
-            if not each.forked:
-                each.close()
+            each.close()
 
     def abort(self):
         self.shutdown()
@@ -403,6 +418,7 @@ class ProcessGroupBps(dist.ProcessGroup):
         timeout_ms = self._timeout(opts)
         requests = []
         try:
+            self._client.check_process()  # before the lock, which another thread may have held at the fork
             with self._lock:
                 for move in moved:
                     name, order = self._next_name(move.dtype.name.lower())
@@ -444,6 +460,7 @@ class ProcessGroupBps(dist.ProcessGroup):
             return _submit(self._client, name, move, timeout_ms)
 
         try:
+            self._client.check_process()
             with self._lock:
                 handle = Handle(_process_group_sparse.all_reduce(tensor, opts.reduceOp, self._me, self._n, submit))
         except BpsError as error:
@@ -569,6 +586,7 @@ class ProcessGroupBps(dist.ProcessGroup):
         return Work(tensors, future=future)
 
     def _pair(self, low, high, peer):
+        self._client.check_open()
         with self._lock:
             if peer not in self._pairs:
                 self._client.check_open()

@@ -1,5 +1,6 @@
 """torch.distributed over bps: each collective, against what the ranks' inputs say it must give."""
 
+import errno
 import os
 import sys
 import time
@@ -10,6 +11,8 @@ import torch.distributed as dist
 from checks import chosen
 
 import bps.torch  # noqa: F401  it registers the backend
+from bps import BpsError
+from bps.torch import process_group
 
 RANK, SIZE = int(os.environ["BPS_RANK"]), int(os.environ["BPS_SIZE"])
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -409,6 +412,29 @@ def check_messages():
     if RANK < 2:
         work = dist.isend(torch.ones(2), 1) if RANK == 0 else dist.irecv(torch.zeros(3), 0)
         refused(dist.DistBackendError, "elements", work.wait)
+
+
+def check_a_message_in_a_callback():
+    """It is called by the thread that lets two ranks meet, where a message that has waited for them then fails."""
+    group = dist.new_group(list(range(SIZE)))
+    submit = process_group._submit
+
+    def refuse(*_):
+        process_group._submit = submit
+        raise BpsError(errno.EIO, "refused")
+
+    if RANK == 0 and SIZE > 1:
+        process_group._submit = refuse
+        sent = []
+        first = dist.isend(torch.zeros(3), 1, group=group)
+        called = first.get_future().then(lambda _: sent.append(dist.isend(torch.ones(3), 1, group=group)))
+        called.wait()
+        sent[0].wait()
+        refused(dist.DistBackendError, "refused", first.wait)
+    elif RANK == 1:
+        out = torch.zeros(3)
+        dist.recv(out, 0, group=group)
+        assert out.tolist() == [1] * 3
 
 
 def check_groups():

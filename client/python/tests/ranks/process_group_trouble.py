@@ -168,16 +168,29 @@ def a_fork():
     mine = torch.ones(1)
     work = dist.all_reduce(mine, async_op=True)
     work.get_future()  # there is a thread now
+    held, forked = threading.Event(), threading.Event()
+
+    def hold():
+        with dist.group.WORLD._lock:
+            held.set()
+            forked.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
     child = os.fork()
     if child == 0:
         status = 1
         try:
             expect(["parent"], dist.all_reduce, torch.ones(1))
             expect(["parent"], dist.isend, torch.ones(1), 1 - RANK)
+            dist.destroy_process_group()
             status = 0
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
+    forked.set()
+    holder.join()
     child = os.fork()
     if child == 0:
         sys.exit(0)  # with all that runs at exit

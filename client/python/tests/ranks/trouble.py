@@ -3,6 +3,7 @@
 import array
 import errno
 import os
+import queue
 import signal
 import socket
 import struct
@@ -12,6 +13,7 @@ import time
 
 import bps
 from bps import _ops
+from bps._completer import completer_of
 
 
 def ones():
@@ -232,6 +234,40 @@ def finalizers_wait_for_no_lock():
         bps.push_pull(ones(), name="x")
         assert len(bps.allgather(ones(), name="y")) == 2000  # of a handle that rank 0 has dropped
     bps.barrier()
+
+
+def shutdown_in_a_signal_handler():
+    """Which may come while the thread holds a lock, as here."""
+    bps.init()
+    client = bps._current()
+    signal.alarm(60)  # else it would wait for ever
+    with _ops._open._lock, completer_of(client)._lock:
+        bps.shutdown()
+    assert not bps.is_initialized()
+    signal.alarm(0)
+
+
+def no_more_threads():
+    """The one that there is goes on telling outcomes."""
+    bps.init()
+    completer = completer_of(bps._current())
+    told, start = [queue.SimpleQueue() for _ in range(3)], threading.Thread.start
+
+    class Future:
+        def __init__(self, told):
+            self.set_result = told.put
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    threading.Thread.start = refuse
+    try:
+        for i, each in enumerate(told):
+            completer.add(bps.push_pull_async(ones(), name=f"x.{i}"), Future(each))
+        for each in told:
+            assert each.get(timeout=60)[1] is None
+    finally:
+        threading.Thread.start = start
 
 
 def shutdown_and_init_again():
