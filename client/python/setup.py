@@ -86,5 +86,6 @@ setup(
         "console_scripts": scripts,
         # So that torch.distributed knows the backend without an import.
         "torch.backends": ["bps = bps._torch_backend:register"],
+        "torchcomms.backends": ["bps = bps.torchcomms"],
     },
 )

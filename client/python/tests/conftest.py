@@ -16,6 +16,7 @@ import pytest
 PYTHON = pathlib.Path(__file__).resolve().parent.parent
 TOP = PYTHON.parent.parent
 RANKS = PYTHON / "tests" / "ranks"
+DOUBLES = PYTHON / "tests" / "doubles"
 LAUNCH = PYTHON / "bps" / "launch.py"
 
 sys.path.insert(0, str(PYTHON))

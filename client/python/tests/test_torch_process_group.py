@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import BUILD, PYTHON, RANKS, TOP, clean_environment, needs_build
+from conftest import BUILD, DOUBLES, PYTHON, RANKS, TOP, clean_environment, needs_build
 from sshd import free_port
 
 pytest.importorskip("torch")
@@ -53,6 +53,11 @@ def test_training(run_group, n):
 
 def test_training_through_a_server(run_group):
     run_group("process_group_train.py", 2, "check_ddp", "check_fsdp2", BPS_FORCE_DISTRIBUTED=1)
+
+
+def test_torchcomms(run_ranks):
+    """Of a double: the package on PyPI is empty."""
+    run_ranks("torchcomms_ops.py", 3, PYTHONPATH=os.pathsep.join([str(PYTHON), str(DOUBLES)]))
 
 
 def test_checkpoints_beside_a_training_that_imports_nothing_of_bps(run_ranks, tmp_path):
