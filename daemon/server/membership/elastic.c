@@ -43,7 +43,7 @@ static void tell(struct job *job, const struct peer *except, bool is_news)
 {
 	uint64_t now_ns = clock_now_ns();
 
-	if (!is_news && now_ns - job->placement.notified_ns < TELL_NS)
+	if (!is_news && job->placement.notified_ns && now_ns - job->placement.notified_ns < TELL_NS)
 		return;
 	job->placement.notified_ns = now_ns;
 	move_tell(job, except, job->placement.notified_moves, job->placement.n_moves);

@@ -77,17 +77,25 @@ static uint64_t saved_bytes_s(const struct probe *probe, unsigned first, unsigne
 	return (n - first) * (uint64_t)DATA_PROBE_LEN * NSEC_PER_SEC / gap_ns;
 }
 
+/* The stamps are of the time of day, which may be set forward. */
+static bool clock_was_set(const struct probe *probe, unsigned n)
+{
+	uint64_t first_ns = probe->at_ns[0], last_ns = probe->at_ns[n - 1];
+
+	return probe->lasted_ns && last_ns > first_ns && last_ns - first_ns > 2 * probe->lasted_ns;
+}
+
 uint64_t probe_bytes_s(const struct probe *probe, uint64_t rtt_ns)
 {
 	unsigned n = MIN(probe->n, DATA_PROBE_PIECES), first = n / 2, width = n / SHARE, taken = 0;
 	uint64_t took_ns[DATA_PROBE_PIECES], bytes_s;
 
-	if (n < MIN_PIECES)
+	if (n < MIN_PIECES || clock_was_set(probe, n))
 		return 0;
 	for (unsigned i = first; i + width < n; i++) {
 		uint64_t from_ns = probe->at_ns[i], to_ns = probe->at_ns[i + width];
 
-		/* It is the time of day, which may be set back. */
+		/* It may be set back, too. */
 		took_ns[taken++] = to_ns > from_ns ? to_ns - from_ns : 1;
 	}
 	qsort(took_ns, taken, sizeof(took_ns[0]), compare);
@@ -229,6 +237,7 @@ void probe_end(struct handshake *h)
 	(void)setsockopt(h->source.fd, SOL_SOCKET, SO_TIMESTAMPING, &off, sizeof(off));
 	if (getsockopt(h->source.fd, IPPROTO_TCP, TCP_INFO, &info, &len))
 		return;
+	h->probe.lasted_ns = clock_now_ns() - h->probed_since_ns;
 	bytes_s = probe_bytes_s(&h->probe, info.tcpi_min_rtt * (uint64_t)1000);
 	if (!bytes_s)
 		return;

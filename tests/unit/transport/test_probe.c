@@ -126,6 +126,11 @@ TEST(clocks_that_are_set)
 	come(&probe, 100, MS);
 	probe.at_ns[80] -= 1000 * MS;
 	ASSERT_EQ(probe_bytes_s(&probe, 0), DATA_PROBE_LEN * 1000);
+	probe.lasted_ns = 100 * MS;
+	ASSERT_EQ(probe_bytes_s(&probe, 0), DATA_PROBE_LEN * 1000);
+	for (unsigned i = 50; i < 100; i++)
+		probe.at_ns[i] += 2000 * MS;
+	ASSERT_EQ(probe_bytes_s(&probe, 10 * US), 0);
 }
 
 /* -- Two transports --------------------------------------------------------------------------------------------------- */
