@@ -173,8 +173,8 @@ def in_turns(repeats, *turns):
 jobs = 0
 
 
-def run_ranks(cluster, layout, argv, **environment):
-    """bps-bench argv as a job with layout[k] ranks on node k. Returns rank 0's figures."""
+def run_ranks(cluster, layout, argv, program=(BENCH,), **environment):
+    """bps-bench argv, or another program's, as a job with layout[k] ranks on node k. Returns rank 0's figures, its --json."""
     global jobs
     jobs += 1
     ranks, size = [], sum(layout)
@@ -186,7 +186,7 @@ def run_ranks(cluster, layout, argv, **environment):
                                'NODE': node, 'NODES': len(layout), **environment}.items():
                 env['BPS_' + key] = str(value)
             more = [] if ranks else ['--json', '/dev/stderr']
-            ranks.append(subprocess.Popen(inside(cluster.netns, node, [BENCH, *argv, *more]), env=env, text=True,
+            ranks.append(subprocess.Popen(inside(cluster.netns, node, [*program, *argv, *more]), env=env, text=True,
                                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
     said = [rank.communicate()[1] for rank in ranks]
     for rank, text in zip(ranks, said):
