@@ -6,11 +6,13 @@ Interface: PyTorchCommBackend.hpp of torchcomms, of August 2026. It tells backen
 calls, and no factor of PREMUL_SUM.
 """
 
+import errno
 import os
 
 import torch.distributed as dist
 import torchcomms
 
+from ._errors import BpsValueError
 from .torch.process_group import ProcessGroupBps
 
 # Where torchcomms' own backends look, in this order.
@@ -31,7 +33,10 @@ def _rank_and_size():
 
 def _reduction(op):
     if op.type.name == "PREMUL_SUM":
-        raise TypeError("bps: torchcomms tells no backend in Python the factor of PREMUL_SUM: multiply before, and take SUM")
+        raise TypeError(
+            "bps: torchcomms tells no backend in Python the factor of PREMUL_SUM: multiply before, and take SUM; FSDP2 does so after "
+            "set_force_sum_reduction_for_comms(True)"
+        )
     return getattr(dist.ReduceOp, op.type.name)
 
 
@@ -72,12 +77,16 @@ class TorchCommBps(torchcomms.TorchCommBackend):
         self._group.shutdown()
 
     def split(self, ranks, name, options):
-        """A communicator of some of the ranks, in this order; None on the others."""
-        group = self._group.split_group(ranks, options.timeout, group_name=name)
-        if group is None:
+        """A communicator of some of the ranks, in this order, which all of these call; None for an empty list: the others' part."""
+        if not ranks:
             return None
+        me, size = self.get_rank(), self.get_size()
+        if len(set(ranks)) < len(ranks) or me not in ranks or not set(ranks) <= set(range(size)):
+            raise BpsValueError(
+                errno.EINVAL, f"split() into {name}: {ranks} are not different ranks of the {size} that there are, this one, {me}, among them"
+            )
         part = TorchCommBps()
-        part._begin(name, group)
+        part._begin(name, self._group.split_group(ranks, options.timeout, group_name=name))
         return part
 
     def set_timeout(self, timeout):

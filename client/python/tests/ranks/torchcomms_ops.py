@@ -96,7 +96,7 @@ def check_messages(comm):
 
 
 def check_parts(comm):
-    part = comm.split([LAST, 0], "ends")
+    part = comm.split([LAST, 0] if RANK in (0, LAST) else [], "ends")
     assert (part is None) == (RANK not in (0, LAST))
     if part is not None:
         assert part.get_rank() == int(RANK == 0) and part.get_size() == 2
@@ -104,6 +104,8 @@ def check_parts(comm):
         part.all_gather(outputs, ones(RANK, 1), async_op=False)
         assert torch.cat(outputs).tolist() == [LAST + 1.0, 1.0]
         part.finalize()
+    for ranks in [0, 0, *range(1, SIZE)], [r for r in EVERYBODY if r != RANK], [*EVERYBODY, SIZE]:
+        refused(RuntimeError, "are not different ranks", lambda: comm.split(ranks, "wrong"))
 
 
 def check_two_at_a_time(comm):
