@@ -27,8 +27,8 @@ Product = Unavailable(
 def init(lazy=True, comm=None, process_sets=None, **arguments):
     """As bps.init(), whose arguments go by name here.
 
-    lazy is BytePS's and has no effect. comm is Horovod's and refused. process_sets: those to be added, of which each counts
-    once, as in Horovod; or "dynamic", with which they are to be added later.
+    lazy is BytePS's and has no effect. comm is Horovod's and refused. process_sets: those to be added, of which no two have the
+    same ranks; or "dynamic", with which they are to be added later.
     """
     if not isinstance(lazy, bool) and lazy is not None:  # what stands first with Horovod, and with bps.init()
         raise BpsValueError(errno.EINVAL, f"init({lazy!r}): arguments go by name, as socket= does, and there is no comm")
@@ -41,8 +41,7 @@ def init(lazy=True, comm=None, process_sets=None, **arguments):
     _client.init(**arguments)
     try:
         for process_set in () if process_sets == "dynamic" else process_sets or ():
-            if ProcessSet.of(process_set).ranks not in _ranks_in_use():
-                add_process_set(process_set)
+            add_process_set(process_set)
     except BaseException:
         _client.shutdown()
         raise

@@ -85,14 +85,16 @@ def main():
     names.init(True, comm=None, process_sets="dynamic")
     bps.barrier()
     bps.shutdown()
-    names.init(process_sets=[names.ProcessSet(range(2))])
-    bps.barrier()
-    bps.shutdown()
-    refused(lambda: names.init(process_sets=[names.ProcessSet([2])]), "ProcessSet([2])", "2 ranks")
-    assert not bps.is_initialized()
     one = names.ProcessSet([1])
-    names.init(process_sets=[one, names.ProcessSet([1])])
-    assert one.process_set_id == one.size() == 1 and one.rank() == (0 if bps.rank() == 1 else None)
+    for wrong, words in (
+        ([names.ProcessSet([2])], ["ProcessSet([2])", "2 ranks"]),
+        ([names.ProcessSet(range(2))], ["ProcessSet([0, 1])", "in use already"]),
+        ([one, names.ProcessSet([1])], ["ProcessSet([1])", "in use already"]),
+    ):
+        refused(lambda wrong=wrong: names.init(process_sets=wrong), *words)
+        assert not bps.is_initialized() and one.process_set_id is None
+    names.init(process_sets=[one])
+    assert one.process_set_id and one.size() == 1 and one.rank() == (0 if bps.rank() == 1 else None)
     for name, check in list(globals().items()):
         if name.startswith("check_"):
             check()
