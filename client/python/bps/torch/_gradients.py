@@ -90,7 +90,7 @@ class Gradients:
         self.settle = None  # a weakref.WeakMethod: ends what its owner has put off
         self.give_up = None  # likewise: forgets that
         self.each_step = None  # likewise: what its owner has all ranks do in a step, before their gradients
-        self._parameters, self._name_of = parameters, name_of
+        self._parameters, self.name_of = parameters, name_of
         self._groups = groups
         self._digest = None  # of what the ranks have to have alike; None: to be made anew
         self._seen = []  # those that required a gradient when they were last looked at
@@ -206,7 +206,7 @@ class Gradients:
             wanted = set(map(id, new))
             known = {id(p): name for name, p in named or ()}
             order = [p for _, p in named if id(p) in wanted] if named else new
-            self._add([(known[id(p)] if named else self._name_of(p), p) for p in order])
+            self._add([(known[id(p)] if named else self.name_of(p), p) for p in order])
         order = {id(p): i for i, p in enumerate(parameters)}
         self.slots.sort(key=lambda slot: order[id(slot.parameter)])
 

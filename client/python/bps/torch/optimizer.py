@@ -18,6 +18,11 @@ from .compression import Compression
 class _Distributed:
     """What DistributedOptimizer adds to the class of an optimizer."""
 
+    @property
+    def _parameter_names(self):
+        """The name of each parameter, where Horovod has it: gradients travel under these."""
+        return {p: self._bps.name_of(p) for p in _trained(self)}
+
     def synchronize(self, timeout=None):
         """Waits until every gradient is reduced, for instance to clip them before step().
 

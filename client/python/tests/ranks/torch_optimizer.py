@@ -435,6 +435,8 @@ def check_parameters_added_later():
     optimizer = bps.DistributedOptimizer(torch.optim.SGD(first.parameters(), lr=0.1))
     optimizer.add_param_group({"params": list(second.parameters())})
     assert len(optimizer._bps.slots) == 4
+    parameters = [*first.parameters(), *second.parameters()]
+    assert optimizer._parameter_names == {p: f"noname.{i}" for i, p in enumerate(parameters)}  # as with Horovod
     optimizer.zero_grad()
     second(first(torch.full((1, 3), float(bps.rank())))).sum().backward()
     optimizer.step()
