@@ -194,7 +194,8 @@ def DistributedOptimizer(
     gradients. process_set: over whose ranks; optimizers of other ranks step with their own gradients.
 
     Of a gradient that is sparse, as nn.Embedding(sparse=True) makes it, only rows travel, and it stays sparse; its first
-    must come in the same step on every rank. Not so with sparse_as_dense, in groups, and with a compressor of your own.
+    must come in the same step on every rank. Not so with sparse_as_dense, which SparseAdam does without, in groups, and with a
+    compressor of your own.
 
     asynchronous: no rank waits for another. Servers keep the parameters, each step's change of them is added there, and what
     they have then comes back; all begin with rank 0's. Of the other arguments, named_parameters counts alone. None: as the job
@@ -215,6 +216,7 @@ def DistributedOptimizer(
         return _asynchronous.wrap(optimizer, named)
     groups = _groups(named, num_groups if groups is None else groups)
     names = _Names(known, optimizer)
+    takes_rows = isinstance(optimizer, torch.optim.SparseAdam)  # and no other gradients
     optimizer._bps = Gradients(
         named,
         names.parameters,
@@ -224,9 +226,9 @@ def DistributedOptimizer(
         op,
         gradient_predivide_factor,
         groups,
-        sparse_as_dense=sparse_as_dense,
+        sparse_as_dense=sparse_as_dense and not takes_rows,
     )
-    if isinstance(optimizer, torch.optim.SparseAdam):  # which takes no other gradients
+    if takes_rows:
         for slot in optimizer._bps.slots:
             optimizer._bps.send_rows(slot)
     optimizer._bps_skips = False

@@ -211,6 +211,8 @@ def check_sparse_as_dense():
     make = MAKERS["sgd"][1]
     net = train(Mixed, make, look=gradients_are_dense, sparse_as_dense=True)
     same(net, train_alone(Mixed, make))
+    net = train(*MAKERS["sparse adam"], look=gradients_are_sparse, sparse_as_dense=True)  # it takes no other
+    same(net, train_alone(*MAKERS["sparse adam"]))
 
 
 def check_compression_and_predivide():
