@@ -6,6 +6,7 @@ difference that each shows; any other that fails, and any of those that passes, 
 """
 
 import argparse
+import collections
 import faulthandler
 import fnmatch
 import importlib
@@ -238,10 +239,10 @@ def expected_differences():
 class Report:
     def __init__(self, quiet, out):
         self.quiet, self.out = quiet, out
-        self.counts = {"passed": 0, "failed": 0, "differs": 0, "skipped": 0}
+        self.counts = collections.defaultdict(collections.Counter)  # of each file
 
     def say(self, name, what, seconds=0.0, why=""):
-        self.counts[what] += 1
+        self.counts[name.partition(":")[0]][what] += 1
         if what == "failed" or not self.quiet:
             print(f"{what:8} {name} ({seconds:.1f} s){': ' if why else ''}{why}", file=self.out, flush=True)
 
@@ -252,6 +253,19 @@ class Report:
         elif expected is not None and what == "passed" and not expected.startswith("sometimes "):
             what, why = "failed", "it passes, but peer_suites.txt has it among the differences"
         self.say(name, what, seconds, why)
+
+    def total(self):
+        return sum(self.counts.values(), collections.Counter())
+
+    def sum_up(self):
+        files = dict(self.counts)
+        if len(files) != 1:
+            files["all"] = self.total()
+        for file, n in files.items():
+            n_run = n["passed"] + n["differs"] + n["failed"]
+            share = f"{n['passed'] / max(1, n_run):.1%} of {n_run}"
+            others = f"{n['differs']} in the table, {n['failed']} failed, {n['skipped']} skipped"
+            print(f"{file}: {n['passed']} passed ({share}), {others}", file=self.out, flush=True)
 
 
 def run_file(path, patterns, options, report):
@@ -291,8 +305,9 @@ def main():
         run_file(pathlib.Path(file).resolve(), [pattern or "*"], options, report)
     if options.list:
         return 0
-    print(", ".join(f"{count} {what}" for what, count in report.counts.items()), file=out, flush=True)
-    return 1 if report.counts["failed"] or not report.counts["passed"] else 0
+    report.sum_up()
+    total = report.total()
+    return 1 if total["failed"] or not total["passed"] else 0
 
 
 if __name__ == "__main__":
