@@ -5,17 +5,26 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
 
 import pytest
-from conftest import BUILD, PYTHON, RANKS, clean_environment, needs_build
+from conftest import BUILD, PYTHON, RANKS, TOP, clean_environment, needs_build
 
 pytest.importorskip("torch")
 pytestmark = needs_build
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed")
 EXAMPLES = PYTHON / "examples"
+
+
+def test_the_first_script_of_the_readme(run_launch, tmp_path):
+    (tmp_path / "train.py").write_text(re.search(r"```python\n(.*?)```", (TOP / "README.md").read_text(), re.S)[1])
+    done = run_launch("-np", 4, sys.executable, tmp_path / "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = re.findall(r"^\[\d\] loss ([\d.]+) after [\d.]+ s$", done.stdout, re.M)
+    assert len(losses) == 4 and all(float(loss) < 1 for loss in losses), done.stdout  # about 10 before the first step
 
 
 def test_operations(run_ranks):
