@@ -84,7 +84,7 @@ setup(
     cmdclass={"build_py": BuildPy, "bdist_wheel": BdistWheel},
     entry_points={
         "console_scripts": scripts,
-        # So that torch.distributed knows the backend without an import.
+        # So that torch.distributed and torchcomms know the backend without an import.
         "torch.backends": ["bps = bps._torch_backend:register"],
         "torchcomms.backends": ["bps = bps.torchcomms"],
     },

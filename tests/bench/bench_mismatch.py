@@ -5,6 +5,8 @@
 
 On one node, and with each rank on a node of its own. Each row: from the call to the error, on the rank that was told last.
 """
+import itertools
+
 from harness import *
 
 sys.path.insert(0, os.path.join(TOP, 'client', 'python'))
@@ -12,8 +14,13 @@ sys.path.insert(0, os.path.join(TOP, 'client', 'python'))
 
 def mismatches(bps, np):
     """{name: (what the last rank does, what the others do)}"""
-    def push(n=3, dtype=np.float32, **more):
-        return lambda: bps.push_pull(np.ones(n, dtype), **more)
+    def push(n=3, dtype=np.float32):
+        return lambda: bps.push_pull(np.ones(n, dtype))
+
+    numbers = itertools.count()
+
+    def push_name(shape):
+        bps.push_pull(np.ones(shape, np.float32), name=f'x.{next(numbers)}')
 
     def more():
         bps.push_pull(np.ones(3, np.float32))
@@ -23,7 +30,7 @@ def mismatches(bps, np):
         'another size': (push(4), push()),
         'another shape': (push((2, 3)), push((3, 2))),
         'another type': (push(dtype=np.int64), push()),
-        'another shape of a name': (push((2, 3), name='x'), push((6,), name='x')),
+        'another shape of a name': (lambda: push_name((2, 3)), lambda: push_name((6,))),
         'another operation': (lambda: bps.broadcast(np.ones(3, np.float32), 0), push()),
         'a barrier': (bps.barrier, push()),
         'one operation more': (more, lambda: (bps.push_pull(np.ones(3, np.float32)), bps.barrier())),

@@ -16,6 +16,7 @@ ENVIRONMENT = {'test_torch': 'keras-torch', 'test_examples': 'keras-torch', 'tes
 # What tests the files of the package, by the first of these that one lies under. Of C, no test of the package counts as dependent:
 # each runs the daemon and the library, as those do that the build knows of.
 PACKAGE_TESTS = [
+    ('bps/torchcomms', 'test_torch_process_group'), ('tests/doubles/torchcomms', 'test_torch_process_group'),
     ('bps/torch/', 'test_torch'), ('bps/_torch', 'test_torch'), ('bps/tensorflow/', 'test_tensorflow'), ('bps/keras/', 'test_keras'),
     ('bps/jax', 'test_jax'), ('bps/mxnet/', 'test_mxnet'), ('bps/launch.py', 'test_launch'), ('bps/_launch/', 'test_launch'),
     ('examples/stacks/', 'test_stacks'), ('examples/', 'test_examples'), ('bps/', 'test_'),

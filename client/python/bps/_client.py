@@ -513,9 +513,10 @@ class Client:
 
     def free_dropped(self):
         """Under the lock."""
-        while self.dropped:
-            free, pointer = self.dropped.popleft()
-            free(pointer)
+        with contextlib.suppress(IndexError):  # a finalizer in the middle may have been faster
+            while self.dropped:
+                free, pointer = self.dropped.popleft()
+                free(pointer)
 
     # -- Following the other ranks
 
@@ -712,6 +713,7 @@ class Client:
             self.turns.clear()
             self.tensors.clear()
             self._older_tensors.clear()
+            self.free_dropped()
             self.pointer = None
 
 

@@ -58,12 +58,8 @@ class Handle:
     def __del__(self):
         operation = self._operation
         if operation is not None and operation.is_open():
-            # Not here: the garbage collector may run this in a thread that another one waits for, which holds the lock.
-            try:
-                start_new_thread(_open.watch, (operation,))
-            except RuntimeError:
-                if threading.main_thread().is_alive():  # else the interpreter ends, and the operation with it
-                    raise
+            # Not here: the garbage collector may run this in a thread that another one waits for, which holds a client's lock.
+            start_new_thread(_open.watch, (operation,))
 
     def poll(self):
         return self._operation.poll()
@@ -136,7 +132,7 @@ class _Operation:
 
     def is_open(self):
         """Whether a completer is to see to it if nobody waits."""
-        return self.name is not None and self._steps is not None and not self._watched and not self.client.forked
+        return self.name is not None and self._steps is not None and not self._watched and not (self.client.forked or self.client.closing)
 
     def _in_turn(self, ended):
         """Whether those before have ended, of which ended(operation) sees to one. The oldest first."""

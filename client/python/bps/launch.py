@@ -8,7 +8,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 INSTALLED = bool(__package__)
-if not INSTALLED:  # run as a file: its folder has a module called torch, which is not the one that programs mean
+if not INSTALLED:  # run as a file: its folder has modules called torch, torchcomms and so on, which is not the one that programs mean
     sys.path[0] = os.path.dirname(HERE)
 
 from bps._launch import LaunchError, arguments, byteps, launcher  # noqa: E402

@@ -15,8 +15,8 @@ import torchcomms
 from ._errors import BpsValueError
 from .torch.process_group import ProcessGroupBps
 
-# Where torchcomms' own backends look, in this order.
-VARIABLES = [
+# In torchcomms' order, without those of PALS.
+_VARIABLES = [
     ("TORCHCOMM_RANK", "TORCHCOMM_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
@@ -25,8 +25,8 @@ VARIABLES = [
 
 
 def _rank_and_size():
-    for rank, size in VARIABLES:
-        if rank in os.environ and size in os.environ:
+    for rank, size in _VARIABLES:
+        if os.environ.get(rank) and os.environ.get(size):
             return int(os.environ[rank]), int(os.environ[size])
     raise RuntimeError("bps: RANK and WORLD_SIZE are not set: start the script with bpslaunch or torchrun, or set TORCHCOMM_RANK and TORCHCOMM_SIZE")
 
@@ -85,8 +85,10 @@ class TorchCommBps(torchcomms.TorchCommBackend):
             raise BpsValueError(
                 errno.EINVAL, f"split() into {name}: {ranks} are not different ranks of the {size} that there are, this one, {me}, among them"
             )
+        # Parts of other ranks may have the same name.
+        of_ranks = f"{name}/{'-'.join(map(str, ranks))}"
         part = TorchCommBps()
-        part._begin(name, self._group.split_group(ranks, options.timeout, group_name=name))
+        part._begin(name, self._group.split_group(ranks, options.timeout, group_name=of_ranks))
         return part
 
     def set_timeout(self, timeout):

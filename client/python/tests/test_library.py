@@ -1,5 +1,6 @@
 """Where the library is looked for, what its errors become, and that bps.h and _library.py say the same."""
 
+import configparser
 import ctypes
 import errno
 import os
@@ -208,3 +209,12 @@ def test_pure_wheel_and_bundle(tmp_path):
     assert os.access(installed / "bps" / "_bundled" / "bps-daemon", os.X_OK)
     _, listing = wheel()  # in the same folder, after one that bundled
     assert "_bundled" not in listing
+
+
+def test_a_source_tree_has_the_entry_points_of_the_package():
+    entries, setup = configparser.ConfigParser(), (PYTHON / "setup.py").read_text()
+    assert entries.read(PYTHON / "bps_source_tree.dist-info/entry_points.txt")
+    assert entries.sections() == re.findall(r'"(torch\w*\.backends)"', setup)
+    for group in entries.sections():
+        for name, target in entries[group].items():
+            assert f'"{group}": ["{name} = {target}"]' in setup

@@ -55,6 +55,7 @@ def test_training_through_a_server(run_group):
     run_group("process_group_train.py", 2, "check_ddp", "check_fsdp2", BPS_FORCE_DISTRIBUTED=1)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="torchcomms is for Python 3.10 and newer")
 def test_torchcomms(run_ranks):
     """Of a double: the package on PyPI is empty."""
     run_ranks("torchcomms_ops.py", 3, PYTHONPATH=os.pathsep.join([str(PYTHON), str(DOUBLES)]))

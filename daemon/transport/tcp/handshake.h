@@ -12,7 +12,7 @@
 /* When each piece of a probe was here: probe.c. */
 struct probe {
 	uint64_t at_ns[DATA_PROBE_PIECES];
-	uint64_t lasted_ns; /* by another clock; 0: not known */
+	uint64_t lasted_ns; /* all of the probe, by CLOCK_MONOTONIC; 0: not known */
 	unsigned n;
 };
 

@@ -95,7 +95,7 @@ uint64_t probe_bytes_s(const struct probe *probe, uint64_t rtt_ns)
 	for (unsigned i = first; i + width < n; i++) {
 		uint64_t from_ns = probe->at_ns[i], to_ns = probe->at_ns[i + width];
 
-		/* It may be set back, too. */
+		/* The time of day may be set back. */
 		took_ns[taken++] = to_ns > from_ns ? to_ns - from_ns : 1;
 	}
 	qsort(took_ns, taken, sizeof(took_ns[0]), compare);

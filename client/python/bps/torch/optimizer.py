@@ -20,7 +20,7 @@ class _Distributed:
 
     @property
     def _parameter_names(self):
-        """The name of each parameter, where Horovod has it: gradients travel under these."""
+        """{parameter: name}, as Horovod's: of named_parameters, else noname.N."""
         return {p: self._bps.name_of(p) for p in _trained(self)}
 
     def synchronize(self, timeout=None):
@@ -194,8 +194,8 @@ def DistributedOptimizer(
     gradients. process_set: over whose ranks; optimizers of other ranks step with their own gradients.
 
     Of a gradient that is sparse, as nn.Embedding(sparse=True) makes it, only rows travel, and it stays sparse; its first
-    must come in the same step on every rank. Not so with sparse_as_dense, which SparseAdam does without, in groups, and with a
-    compressor of your own.
+    must come in the same step on every rank. Not so with sparse_as_dense (but for SparseAdam), in groups, and with a compressor
+    of your own.
 
     asynchronous: no rank waits for another. Servers keep the parameters, each step's change of them is added there, and what
     they have then comes back; all begin with rank 0's. Of the other arguments, named_parameters counts alone. None: as the job

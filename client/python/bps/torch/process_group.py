@@ -115,7 +115,7 @@ class _Pair:
 
     def __init__(self, layout, rank, timeout_ms):
         self._rank = rank  # in the pair
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may destroy the group
         self._waiting = []  # under the lock: (name, move, result, timeout, stream, promise) until the job has formed
         self._client = None  # under the lock
         self._error = None  # under the lock
@@ -138,16 +138,12 @@ class _Pair:
                 self._waiting.append(message)
             else:
                 sent.append(self._send(*message))
-        self._keep(sent)
+        self._fulfil(sent)
         return future
 
     def close(self):
         self._fail(BpsCanceledError(errno.ECANCELED, "the process group was destroyed"))
         self._joining.close()
-
-    @property
-    def forked(self):
-        return self._joining.forked
 
     def _send(self, name, move, result, timeout_ms, stream, promise):
         """Under the lock: (promise, Handle, error)."""
@@ -157,8 +153,8 @@ class _Pair:
         except Exception as error:  # the one who waits for the message is to hear of it
             return promise, None, error
 
-    def _keep(self, sent):
-        """Keeps promises, without the lock: whom they call back may send."""
+    def _fulfil(self, sent):
+        """Without the lock: what a promise calls back may send."""
         for promise, handle, error in sent:
             try:
                 if error is None:
@@ -178,7 +174,7 @@ class _Pair:
             self._client = self._joining
             waiting, self._waiting = self._waiting, []
             sent = [self._send(*message) for message in waiting]
-        self._keep(sent)
+        self._fulfil(sent)
 
     def _fail(self, error):
         with self._lock:
@@ -586,12 +582,13 @@ class ProcessGroupBps(dist.ProcessGroup):
         return Work(tensors, future=future)
 
     def _pair(self, low, high, peer):
-        self._client.check_open()
+        self._client.check_process()
         with self._lock:
-            if peer not in self._pairs:
+            pair = self._pairs.get(peer)
+            if pair is None:
                 self._client.check_open()
-                self._pairs[peer] = _Pair(self._layout.pair(low, high), int(self._me == high), self._timeout_ms)
-            return self._pairs[peer]
+                self._pairs[peer] = pair = _Pair(self._layout.pair(low, high), int(self._me == high), self._timeout_ms)
+            return pair
 
 
 def create(options, backend_options):

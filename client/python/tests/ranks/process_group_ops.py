@@ -428,13 +428,17 @@ def check_a_message_in_a_callback():
         sent = []
         first = dist.isend(torch.zeros(3), 1, group=group)
         called = first.get_future().then(lambda _: sent.append(dist.isend(torch.ones(3), 1, group=group)))
+        dist.barrier(group)
         called.wait()
         sent[0].wait()
         refused(dist.DistBackendError, "refused", first.wait)
     elif RANK == 1:
+        dist.barrier(group)  # the callback is there by now, and the two ranks have not met
         out = torch.zeros(3)
         dist.recv(out, 0, group=group)
         assert out.tolist() == [1] * 3
+    else:
+        dist.barrier(group)
 
 
 def check_groups():

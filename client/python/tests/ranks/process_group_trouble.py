@@ -181,6 +181,7 @@ def a_fork():
     child = os.fork()
     if child == 0:
         status = 1
+        signal.alarm(60)  # else a child that waits for a lock would do so for ever
         try:
             expect(["parent"], dist.all_reduce, torch.ones(1))
             expect(["parent"], dist.isend, torch.ones(1), 1 - RANK)

@@ -104,6 +104,12 @@ def check_parts(comm):
         part.all_gather(outputs, ones(RANK, 1), async_op=False)
         assert torch.cat(outputs).tolist() == [LAST + 1.0, 1.0]
         part.finalize()
+    for ranks in [r for r in EVERYBODY if r != 1] if RANK != 1 else [1], [*EVERYBODY], [*EVERYBODY]:
+        part = comm.split(ranks, "of one name")
+        mine = ones(RANK, 1)
+        part.all_reduce(mine, ReduceOp.SUM, async_op=False)
+        assert mine.item() == sum(r + 1 for r in ranks)
+        part.finalize()
     for ranks in [0, 0, *range(1, SIZE)], [r for r in EVERYBODY if r != RANK], [*EVERYBODY, SIZE]:
         refused(RuntimeError, "are not different ranks", lambda: comm.split(ranks, "wrong"))
 

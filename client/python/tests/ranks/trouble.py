@@ -237,12 +237,13 @@ def finalizers_wait_for_no_lock():
 
 
 def shutdown_in_a_signal_handler():
-    """Which may come while the thread holds a lock, as here."""
+    """It may come while the thread holds a lock, as here."""
     bps.init()
     client = bps._current()
-    signal.alarm(60)  # else it would wait for ever
+    signal.alarm(60)  # else a handler that waits for a lock would do so for ever
+    signal.signal(signal.SIGUSR1, lambda *_: bps.shutdown())
     with _ops._open._lock, completer_of(client)._lock:
-        bps.shutdown()
+        signal.raise_signal(signal.SIGUSR1)
     assert not bps.is_initialized()
     signal.alarm(0)
 

@@ -100,8 +100,7 @@ def register_backend(name, backend_class):
 
 def new_comm(backend, device, name, timeout=None, store=None):
     if backend not in _backends:
-        (entry,) = importlib.metadata.entry_points(group="torchcomms.backends", name=backend)
-        entry.load()
+        next(iter(importlib.metadata.entry_points(group="torchcomms.backends", name=backend))).load()
     options = CommOptions()
     options.timeout, options.store = timeout or options.timeout, store
     made = _backends[backend]()
