@@ -18,6 +18,10 @@ BACKEND = os.environ.get("KERAS_BACKEND") or next(
 )
 PRELOADED = ("torch", "torch._dynamo", "keras") if BACKEND == "torch" else ("keras",)
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": BACKEND}
+LEGACY = {"TF_USE_LEGACY_KERAS": 1, **QUIET}
+needs_tf_keras = pytest.mark.skipif(
+    BACKEND != "tensorflow" or importlib.util.find_spec("tf_keras") is None, reason="no TensorFlow with tf_keras"
+)
 
 
 def test_training(run_ranks, tmp_path):
@@ -41,12 +45,29 @@ def test_a_process_set_of_three_of_four_ranks(run_ranks, tmp_path):
     run_ranks("keras_training.py", 4, "check_process_set", BPS_TEST_FOLDER=tmp_path, **QUIET)
 
 
+@needs_tf_keras
+@pytest.mark.full_tier("the same with Keras 2")
+def test_tf_keras(run_ranks, tmp_path):
+    checks = "fit options several_passes partial files files=legacy policy_of_later learning_rates gradients_are_reduced_once"
+    named = [f"check_{check}" for check in checks.split()]
+    run_ranks("keras_training.py", 2, *named, BPS_TEST_FOLDER=tmp_path, **LEGACY)
+    named = ["check_optimizers_of_keras_2", "check_loss_scales_of_keras_2", "check_sync_batch_norm"]
+    run_ranks("tensorflow_training.py", 2, *named, **LEGACY)
+
+
 @pytest.mark.skipif(
     BACKEND == "torch" and not os.environ.get("BPS_LONG"), reason="half a minute; BPS_LONG is not set"
 )
-def test_a_rank_dies_and_another_comes(run_launch):
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param(QUIET, id="keras"),
+        pytest.param(LEGACY, id="tf_keras", marks=[needs_tf_keras, pytest.mark.full_tier("the same with Keras 2")]),
+    ],
+)
+def test_a_rank_dies_and_another_comes(run_launch, environment):
     program = [sys.executable, RANKS / "elastic_keras.py", 11]
-    done = run_launch("-np", 2, "--min-np", 1, "--max-np", 2, *program, **QUIET)
+    done = run_launch("-np", 2, "--min-np", 1, "--max-np", 2, *program, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     ends = {line[1]: json.loads(line[4:]) for line in done.stdout.splitlines() if '"resets"' in line}
     assert sorted(ends) == ["0", "2"] and ends["0"]["resets"][-1] == 2 and not ends["2"]["resets"], done.stdout + done.stderr

@@ -12,16 +12,16 @@ from .. import broadcast_async, broadcast_object, push_pull_async
 from .. import reducescatter as _reducescatter
 from .._library import Reduction
 from .._ops import choose_reduction
-from ._backend import keras
+from ._backend import IS_KERAS_2, from_numpy, keras, to_numpy
 from ._optimizer import DistributedOptimizer, is_distributed, saved_options, undistributed
 
 
 def _array(value):
-    return np.asarray(keras.ops.convert_to_numpy(value))
+    return np.asarray(to_numpy(value))
 
 
 def allreduce(value, name=None, average=None, prescale_factor=1.0, postscale_factor=1.0, op=None, compression=None):
-    """The reduction of a value (a number, an array, a tensor) over all ranks, as a NumPy array. For metrics.
+    """The reduction of a value (a number, an array, a tensor) over all ranks, as a NumPy array; with tf_keras a tensor. For metrics.
 
     compression has no effect: such values are small.
     """
@@ -29,7 +29,7 @@ def allreduce(value, name=None, average=None, prescale_factor=1.0, postscale_fac
     dtype = array.dtype
     packed = array if prescale_factor == 1.0 else (array * prescale_factor).astype(dtype)
     result = push_pull_async(packed, name=name, op=choose_reduction(average, op)).wait().astype(dtype)
-    return result if postscale_factor == 1.0 else (result * postscale_factor).astype(dtype)
+    return from_numpy(result if postscale_factor == 1.0 else (result * postscale_factor).astype(dtype))
 
 
 def push_pull(value, name=None, average=True):
@@ -38,18 +38,18 @@ def push_pull(value, name=None, average=True):
 
 
 def allgather(value, name=None):
-    """A value of rank 0, rank 1, ... one after the other, as a NumPy array."""
-    return _allgather(_array(value), name)
+    """A value of rank 0, rank 1, ... one after the other, as a NumPy array; with tf_keras a tensor."""
+    return from_numpy(_allgather(_array(value), name))
 
 
 def broadcast(value, root_rank, name=None):
-    """A value of rank root_rank, as a NumPy array."""
-    return _broadcast(_array(value), root_rank, name)
+    """A value of rank root_rank, as a NumPy array; with tf_keras a tensor."""
+    return from_numpy(_broadcast(_array(value), root_rank, name))
 
 
 def reducescatter(value, name=None, op=Reduction.AVERAGE):
-    """This rank's share of the rows of the reduction over all ranks, as a NumPy array."""
-    return _reducescatter(_array(value), op, name)
+    """This rank's share of the rows of the reduction over all ranks, as a NumPy array; with tf_keras a tensor."""
+    return from_numpy(_reducescatter(_array(value), op, name))
 
 
 def broadcast_variables(variables, root_rank):
@@ -84,9 +84,9 @@ def _as_signed(array):
 
 
 def broadcast_global_variables(root_rank):
-    """Refused: Keras 3 keeps no list of all variables."""
+    """Refused: Keras keeps no list of all variables."""
     raise RuntimeError(
-        "Keras 3 keeps no list of global variables: use broadcast_variables(model.variables, root_rank), or "
+        "Keras keeps no list of global variables: use broadcast_variables(model.variables, root_rank), or "
         "callbacks.BroadcastGlobalVariablesCallback"
     )
 
@@ -95,9 +95,10 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
     """keras.models.load_model(), with the optimizer, its state too, as a DistributedOptimizer, with the options (but groups) that it
     had when it was saved.
 
-    custom_optimizers: classes of the caller's own among which the optimizer may be.
+    custom_optimizers: classes of the caller's own among which the optimizer may be. legacy_opts has no effect with tf_keras, whose
+    files say it.
     """
-    if legacy_opts:
+    if legacy_opts and not IS_KERAS_2:
         raise ValueError("legacy_opts: there are no legacy optimizers in Keras 3")
     objects = {cls.__name__: cls for cls in custom_optimizers or ()}
     objects.update(custom_objects or {})
@@ -116,8 +117,9 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
     if compression is not None:
         options["compression"] = compression
     optimizer = model.optimizer
-    if is_distributed(optimizer):  # of a class that was distributed in this process, perhaps with other options
-        undistributed(optimizer)
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if is_distributed(each):  # of a class that was distributed in this process, perhaps with other options
+            undistributed(each)
     if sums_passes:
         options["backward_passes_per_step"] = optimizer.gradient_accumulation_steps or 1
     DistributedOptimizer(optimizer, **options)

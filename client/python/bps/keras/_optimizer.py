@@ -1,11 +1,12 @@
-"""DistributedOptimizer: an optimizer of Keras 3 that steps with gradients averaged over all ranks."""
+"""DistributedOptimizer: an optimizer of Keras 3 or tf_keras that steps with gradients averaged over all ranks."""
 
 import functools
+import sys
 from urllib.parse import parse_qsl, urlencode
 
 from .._horovod import global_process_set, process_set_of_ranks
 from .._library import Reduction
-from ._backend import BACKEND, Compression, Reducer, keras
+from ._backend import BACKEND, IS_KERAS_2, Compression, Reducer, keras
 
 _HOOKS = ("_clip_gradients", "_backend_apply_gradients")
 _PACKAGE = "bps"  # of registered names
@@ -58,8 +59,20 @@ class _DistributedLossScale(_DistributedApply):
         return super().stateless_apply(optimizer_variables, self._bps_reduced(grads), trainable_variables)
 
 
+def _is_of_keras_2(cls):
+    return any(each.__module__.partition(".")[0] == "tf_keras" for each in cls.__mro__)
+
+
+def _keras_2():
+    """What is added to an optimizer of tf_keras, and its reducer, whatever the Keras is that bps.keras works with."""
+    from ..tensorflow._gradients import Reducer
+    from ..tensorflow._keras_2 import DistributedKeras2
+
+    return DistributedKeras2, Reducer
+
+
 def is_distributed(optimizer):
-    return isinstance(optimizer, (_Distributed, _DistributedApply))
+    return hasattr(type(optimizer), "_bps")
 
 
 def DistributedOptimizer(
@@ -87,17 +100,19 @@ def DistributedOptimizer(
     sent together. process_set: the ranks that train together; others train by themselves (not on JAX). The arguments name
     and the devices have no effect.
     """
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"{optimizer!r} is no optimizer of Keras {keras.__version__}")
     base = optimizer.__class__
-    if is_distributed(optimizer):
+    keras_2 = _is_of_keras_2(base)
+    if not keras_2 and (IS_KERAS_2 or not isinstance(optimizer, keras.optimizers.Optimizer)):
+        raise TypeError(f"{optimizer!r} is no optimizer of Keras {keras.__version__}")
+    if is_distributed(optimizer) or is_distributed(getattr(optimizer, "inner_optimizer", None)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
-    missing = [hook for hook in _HOOKS if not hasattr(base, hook)]
+    missing = [] if keras_2 else [hook for hook in _HOOKS if not hasattr(base, hook)]
     if missing:
         raise ImportError(f"bps.keras does not know Keras {keras.__version__}: its optimizers have no {missing[0]}()")
-    if BACKEND != "tensorflow" and groups:
+    if BACKEND != "tensorflow" and groups and not keras_2:
         raise ValueError(f"groups: gradients of Keras on {BACKEND} are not grouped")
-    reducer = Reducer(
+    mixin, reducer_of = _keras_2() if keras_2 else (_mixin(base), Reducer)
+    reducer = reducer_of(
         compression,
         sparse_as_dense,
         op,
@@ -106,16 +121,19 @@ def DistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    mixin = _mixin(base)
     scales = mixin is _DistributedLossScale
     if mixin is _DistributedApply and backward_passes_per_step > 1:
         raise ValueError(f"backward_passes_per_step: give the optimizers in {base.__name__} gradient_accumulation_steps")
-    _accumulate(optimizer.inner_optimizer if scales else optimizer, backward_passes_per_step)
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}")
+    if not keras_2:
+        _accumulate(optimizer.inner_optimizer if scales else optimizer, backward_passes_per_step)
     # An optimizer that was made to add up passes takes the mean of them, as without bps.
     averages = average_aggregated_gradients or backward_passes_per_step == 1
     if scales and not averages:
         raise ValueError("a LossScaleOptimizer averages over passes: give average_aggregated_gradients=True")
-    optimizer.__class__ = _distributed_class(mixin, base, reducer, averages)
+    passes = backward_passes_per_step if keras_2 else 1  # an optimizer of Keras 3 has them itself
+    optimizer.__class__ = _distributed_class(mixin, base, reducer, averages, passes)
     return optimizer
 
 
@@ -125,27 +143,30 @@ def _mixin(base):
     return _Distributed if base.apply is keras.optimizers.Optimizer.apply else _DistributedApply
 
 
-def _distributed_class(mixin, base, reducer, averages):
+def _distributed_class(mixin, base, reducer, averages, passes=1):
     """A class, so that a copy made by from_config() is distributed too, and those that Keras makes of what it has saved or cloned
     in this process: Keras finds it by the name under which it is registered. Other processes find base there. Options are in what
     Keras does not need to find base: of its own classes, which lie in their modules, in the registered name; of others in the module.
     """
-    options = urlencode(_options_of(reducer, averages))
-    is_keras = base.__module__.partition(".")[0] == "keras"
+    keras_2 = _is_of_keras_2(base)  # with h5 files, that have but one name of a class, by which to find base
+    options = "" if keras_2 else urlencode(_options_of(reducer, averages))
+    is_keras = base.__module__.partition(".")[0] in ("keras", "tf_keras")
+    saving = sys.modules["tf_keras" if keras_2 else "keras"].saving
     members = {
         "__module__": f"{base.__module__}?{options}" if options and not is_keras else base.__module__,
         "_bps": reducer,
         "_bps_variables": None,
         "_bps_averages_passes": averages,
+        "_bps_passes": passes,
     }
     made = type(base.__name__, (mixin, base), members)
-    package, _, name = keras.saving.get_registered_name(base).rpartition(">")
+    package, _, name = saving.get_registered_name(base).rpartition(">")
     if options and is_keras:
         package, name = _PACKAGE, f"{base.__name__}?{options}"
     if package:
-        keras.saving.register_keras_serializable(package, name)(made)
-    else:
-        keras.saving.get_custom_objects()[name] = made
+        saving.register_keras_serializable(package, name)(made)
+    elif not (keras_2 and is_keras):  # of which there are legacy ones of the same name
+        saving.get_custom_objects()[name] = made
     return made
 
 
@@ -222,14 +243,13 @@ def _distributes_outermost(init):
     return __init__
 
 
-keras.optimizers.LossScaleOptimizer.__init__ = _distributes_outermost(keras.optimizers.LossScaleOptimizer.__init__)
+if not IS_KERAS_2:
+    keras.optimizers.LossScaleOptimizer.__init__ = _distributes_outermost(keras.optimizers.LossScaleOptimizer.__init__)
 
 
 def _accumulate(optimizer, passes):
     if passes == 1:
         return
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step is {passes}")
     if optimizer.built and optimizer.gradient_accumulation_steps != passes:
         raise ValueError(
             "backward_passes_per_step: the optimizer has its variables already, without those in which gradients are "

@@ -4,7 +4,7 @@ import numpy as np
 
 from .. import _client
 from .. import allgather_object as _allgather_object
-from ._backend import keras
+from ._backend import build, keras, to_numpy, variables_of, velocities_of
 from ._functions import broadcast_variables
 
 
@@ -35,7 +35,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def _broadcast(self):
         _sync(self.model)
         optimizer = getattr(self.model, "optimizer", None)
-        variables = [*self.model.weights, *(optimizer.variables if optimizer is not None else ())]
+        variables = [*self.model.weights, *(variables_of(optimizer) if optimizer is not None else ())]
         # Also a model of one's own has a variable in both lists.
         unique = {id(v): v for v in variables if id(v) not in self._local}
         broadcast_variables(unique.values(), self.root_rank)
@@ -44,8 +44,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         if not self.broadcast_done and self.model.built:
             optimizer = getattr(self.model, "optimizer", None)
-            if optimizer is not None and not optimizer.built:
-                optimizer.build(self.model.trainable_variables)
+            if optimizer is not None:
+                build(optimizer, self.model.trainable_variables)
             self._broadcast()
 
     def on_train_batch_end(self, batch, logs=None):
@@ -55,7 +55,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 def _metric(value):
     """As a float, or as an array where it has dimensions."""
-    array = np.asarray(keras.ops.convert_to_numpy(value), np.float64)
+    array = np.asarray(to_numpy(value), np.float64)
     return array if array.ndim else float(array)
 
 
@@ -113,23 +113,21 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def _get_lr(self):
         _sync(self.model)
-        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        return float(to_numpy(self.model.optimizer.learning_rate))
 
     def _set_lr(self, lr):
         old = self._get_lr()
         if lr == old:
             return
         self.model.optimizer.learning_rate = lr
-        optimizer = self._optimizer()
         # v = m v - lr g: with m (lr / old) v for m v, the momentum is as if it had been gathered at the new rate.
-        if self.momentum_correction and getattr(optimizer, "momentum", 0) and old and optimizer.built:
-            for velocity in getattr(optimizer, "momentums", ()):
-                velocity.assign(velocity * keras.ops.cast(lr / old, velocity.dtype))
+        if self.momentum_correction and old:
+            for velocity in velocities_of(self._optimizer()):
+                velocity.assign(to_numpy(velocity) * (lr / old))
 
     def on_train_begin(self, logs=None):
-        if isinstance(
-            getattr(self.model.optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule
-        ):
+        rates = [getattr(self._optimizer(), name, None) for name in ("_learning_rate", "learning_rate")]
+        if any(isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) for rate in rates):
             raise ValueError(f"{type(self).__name__}: the optimizer has a schedule of its own; give it a number")
         if self.initial_lr is None:
             self.initial_lr = self._get_lr()

@@ -19,7 +19,7 @@ import numpy as np
 from .. import shutdown
 from .._horovod import init
 from ..elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, regroup, run_fn
-from ._backend import as_bps_errors, keras
+from ._backend import as_bps_errors, build, keras, to_numpy, variables_of
 from ._functions import broadcast_variables
 from .callbacks import _sync
 
@@ -63,14 +63,14 @@ class KerasState(ObjectState):
     def _variables(self):
         """Weights, and what the optimizer keeps, each once."""
         optimizer = self.optimizer
-        if optimizer is not None and not optimizer.built:
-            optimizer.build(self.model.trainable_variables)
-        variables = [*self.model.weights, *(optimizer.variables if optimizer is not None else ())]
+        if optimizer is not None:
+            build(optimizer, self.model.trainable_variables)
+        variables = [*self.model.weights, *(variables_of(optimizer) if optimizer is not None else ())]
         return list({id(v): v for v in variables}.values())
 
     def _save_variables(self):
         _sync(self.model)
-        self._saved_values = [np.array(keras.ops.convert_to_numpy(v)) for v in self._variables()]
+        self._saved_values = [np.array(to_numpy(v)) for v in self._variables()]
 
     def save(self):
         self._save_variables()

@@ -18,34 +18,6 @@ class _DistributedV1:
         return list(zip(self._bps(gradients, variables), variables))
 
 
-class _DistributedV2:
-    """What it adds to an optimizer of tf_keras, the Keras 2 that tf.keras once was."""
-
-    def aggregate_gradients(self, grads_and_vars):
-        """Pairs of gradient and variable, the gradients reduced over all ranks."""
-        gradients, variables = zip(*grads_and_vars)
-        return list(zip(self._bps(gradients, variables), variables))
-
-    _aggregate_gradients = aggregate_gradients  # the legacy ones call it so
-
-
-class _DistributedV2LossScale:
-    """The same for its LossScaleOptimizer, which has to see the sum: an overflow on one rank skips the step on all."""
-
-    def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        """As the optimizer's own, of the gradients reduced over all ranks."""
-        gradients, variables = zip(*grads_and_vars)
-        return super().apply_gradients(list(zip(self._bps(gradients, variables), variables)), *args, **kwargs)
-
-
-def _scales_loss(optimizer):
-    return any(c.__name__ == "BaseLossScaleOptimizer" for c in type(optimizer).__mro__)
-
-
-def _is_keras_2(optimizer):
-    return any(c.__module__.startswith("tf_keras.") for c in type(optimizer).__mro__)
-
-
 def DistributedOptimizer(
     optimizer,
     name=None,
@@ -65,13 +37,12 @@ def DistributedOptimizer(
 ):
     """Makes an optimizer step with gradients that are averaged (op: or summed, ...) over all ranks.
 
-    optimizer: of Keras 3 (see bps.keras.DistributedOptimizer()), of tf_keras, or a tf.compat.v1.train.Optimizer that is
+    optimizer: of Keras 3 or tf_keras (see bps.keras.DistributedOptimizer()), or a tf.compat.v1.train.Optimizer that is
     used in eager code or inside tf.function. It is changed and returned: its state stays. The arguments name,
     use_locking and the devices have no effect.
     """
     groups = num_groups if groups is None and num_groups else groups
-    v1 = isinstance(optimizer, tf.compat.v1.train.Optimizer)
-    if not v1 and not _is_keras_2(optimizer):
+    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         from .. import keras
 
         return keras.DistributedOptimizer(
@@ -88,17 +59,16 @@ def DistributedOptimizer(
         )
     if backward_passes_per_step != 1:
         raise ValueError(
-            "backward_passes_per_step: an optimizer of TensorFlow 1 or Keras 2 steps with every gradient it is given; "
-            "add them up before, or use one of Keras 3"
+            "backward_passes_per_step: an optimizer of TensorFlow 1 steps with every gradient it is given; add them up "
+            "before, or use one of Keras"
         )
-    mixin = _DistributedV1 if v1 else _DistributedV2LossScale if _scales_loss(optimizer) else _DistributedV2
     base = optimizer.__class__
-    if issubclass(base, (_DistributedV1, _DistributedV2, _DistributedV2LossScale)):
+    if issubclass(base, _DistributedV1):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     reducer = Reducer(
         compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set, scale_local_gradients
     )
     # In the class, so that a copy made by from_config() is distributed too.
     members = {"__module__": base.__module__, "_bps": reducer}
-    optimizer.__class__ = type(base.__name__, (mixin, base), members)
+    optimizer.__class__ = type(base.__name__, (_DistributedV1, base), members)
     return optimizer

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from .._horovod import global_process_set
 from .._library import Reduction
-from ._gradients import Reducer
+from ._gradients import Reducer, reference
 from .compression import Compression
 
 
@@ -19,6 +19,12 @@ class _Distributed:
         """As tf.GradientTape.gradient(), reduced over all ranks."""
         gradients = super().gradient(target, sources, output_gradients, *args, **kwargs)
         return gradients if self._bps_whole else self._reduced(gradients, sources)
+
+    def get_local_and_global_gradients(self, target, sources, output_gradients=None, use_generic_names=False):
+        """The pairs of source and gradient() of those that stay on their rank, and those of the others."""
+        pairs = list(zip(sources, self.gradient(target, sources, output_gradients)))
+        local = [reference(source) in self._bps.local for source, _ in pairs]
+        return [p for p, mine in zip(pairs, local) if mine], [p for p, mine in zip(pairs, local) if not mine]
 
     def jacobian(self, target, sources, *args, **kwargs):
         """As tf.GradientTape.jacobian(), reduced over all ranks."""

@@ -10,10 +10,10 @@ import signal
 import sys
 import time
 
-import keras
 import numpy as np
 
 import bps.keras as bps
+from bps.keras._backend import BACKEND, keras, to_numpy
 
 EPOCHS, STEPS, BATCH = 3, 8, 4
 die_at = int(sys.argv[1])
@@ -37,7 +37,7 @@ def new_model(seed):
 
 def compiled(model, optimizer):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    jit = False if keras.backend.backend() == "tensorflow" else "auto"
+    jit = False if BACKEND == "tensorflow" else "auto"
     model.compile(optimizer, loss, jit_compile=jit)
     return model
 
@@ -88,6 +88,6 @@ train(state)
 alone = compiled(new_model(0), keras.optimizers.SGD(0.1, momentum=0.9))
 alone.fit(batches(), steps_per_epoch=STEPS, epochs=state.epoch, verbose=0)
 for mine, expected in zip(model.weights, alone.weights):
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(expected), rtol=0, atol=0)
+    np.testing.assert_allclose(to_numpy(mine), to_numpy(expected), rtol=0, atol=0)
 print(json.dumps({"epoch": state.epoch, "batch": state.batch, "steps": state.steps, "resets": resets, "size": bps.size()}))
 bps.shutdown()

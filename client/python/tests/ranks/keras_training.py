@@ -1,5 +1,6 @@
-"""bps.keras against one process that takes the whole batch: model.fit, callbacks, files. On Keras' backend."""
+"""bps.keras against one process that takes the whole batch: model.fit, callbacks, files. On Keras' backend, or with tf_keras."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -8,9 +9,8 @@ import tempfile
 import numpy as np
 
 import bps.keras as bps
-import keras
+from bps.keras._backend import BACKEND, IS_KERAS_2, keras, to_numpy, velocities_of
 
-BACKEND = keras.backend.backend()
 SHARE = 8  # examples of one rank in one step
 STEPS = 5
 FLAG = os.environ.get("BPS_TEST_FOLDER") or tempfile.gettempdir()
@@ -54,7 +54,7 @@ def fit(model, together, callbacks=(), epochs=2, batch=SHARE):
 
 
 def weights(model):
-    return [keras.ops.convert_to_numpy(w) for w in model.weights]
+    return [to_numpy(w) for w in model.weights]
 
 
 def close(values, expected, tolerance=1e-5):
@@ -74,6 +74,10 @@ OPTIMIZERS = {
     "momentum": lambda **k: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01, **k),
     "adam": lambda **k: keras.optimizers.Adam(0.02, global_clipnorm=0.05, **k),
 }
+SGDS = [keras.optimizers.SGD]
+if IS_KERAS_2:
+    OPTIMIZERS["legacy"] = lambda: keras.optimizers.legacy.SGD(0.1, momentum=0.9, global_clipnorm=0.05)
+    SGDS.append(keras.optimizers.legacy.SGD)
 
 
 def check_fit(only=None):
@@ -116,11 +120,9 @@ def check_options():
 
 
 def check_several_passes():
-    for averages in (True, False):
-        alone = compiled(new_model(1), keras.optimizers.SGD(0.1 if averages else 0.2))
-        fit(alone, together=False, batch=2 * SHARE, epochs=2)
+    for sgd, averages in itertools.product(SGDS, (True, False)):
         optimizer = bps.DistributedOptimizer(
-            keras.optimizers.SGD(0.1), backward_passes_per_step=2, average_aggregated_gradients=averages
+            sgd(0.1), backward_passes_per_step=2, average_aggregated_gradients=averages
         )
         model = compiled(new_model(1), optimizer)
         # The batches of two passes, one after the other, are one batch of the reference, but for the last of an epoch.
@@ -130,7 +132,7 @@ def check_several_passes():
             [np.arange(i, i + n).reshape(-1, bps.size())[:, bps.rank()] for i in range(0, len(x) // n * n, n)]
         )
         alone_x, alone_y = x[: len(x) // n * n], y[: len(y) // n * n]
-        alone = compiled(new_model(1), keras.optimizers.SGD(0.1 if averages else 0.2))
+        alone = compiled(new_model(1), sgd(0.1 if averages else 0.2))
         alone.fit(alone_x, alone_y, n, 2, verbose=0, shuffle=False)
         model.fit(x[order], y[order], SHARE, 2, verbose=0, shuffle=False)
         agree(model)
@@ -148,18 +150,18 @@ def check_partial():
         assert np.abs(everybody[0][0] - other[0]).max() > 0
 
 
-def check_files():
-    model = compiled(new_model(1 + bps.rank()), bps.DistributedOptimizer(OPTIMIZERS["momentum"]()))
+def check_files(kind="momentum"):
+    model = compiled(new_model(1 + bps.rank()), bps.DistributedOptimizer(OPTIMIZERS[kind]()))
     callback = bps.callbacks.BroadcastGlobalVariablesCallback(root_rank=bps.size() - 1)
     fit(model, together=True, callbacks=[callback])
-    path = os.path.join(FLAG, f"model.{bps.rank()}.keras")
+    path = os.path.join(FLAG, f"model.{bps.rank()}.{'h5' if kind == 'legacy' else 'keras'}")
     model.save(path)
-    code = "import keras, sys; m = keras.models.load_model(sys.argv[1]); print(type(m.optimizer).__mro__[0], int(m.optimizer.iterations))"
+    code = f"import {keras.__name__.partition('.')[0]} as keras, sys; m = keras.models.load_model(sys.argv[1]); print(type(m.optimizer).__mro__[0], int(m.optimizer.iterations))"
     there = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     plain = subprocess.run([sys.executable, "-c", code, path], env=there, capture_output=True, text=True)
     assert f"SGD'> {int(model.optimizer.iterations)}" in plain.stdout, plain.stderr
     loaded = bps.load_model(path)
-    assert isinstance(loaded.optimizer, keras.optimizers.SGD) and hasattr(loaded.optimizer, "_bps")
+    assert isinstance(loaded.optimizer, tuple(SGDS)) and hasattr(loaded.optimizer, "_bps")
     close(weights(loaded), weights(model), 0)
     fit(model, together=True)
     fit(loaded, together=True)  # with the momentum that was saved
@@ -235,13 +237,13 @@ def check_several_optimizers():
 
 
 def check_policy_of_later():
-    """Keras puts a LossScaleOptimizer around one that is distributed already: a step that one rank skips all skip."""
+    """Keras puts a LossScaleOptimizer around one that is distributed already: a step that one rank skips all skip. tf_keras counts it."""
     optimizer = bps.DistributedOptimizer(keras.optimizers.SGD(0.005))
-    keras.config.set_dtype_policy("mixed_float16")
+    keras.mixed_precision.set_global_policy("mixed_float16")
     try:
         model = compiled(new_model(1), optimizer)
     finally:
-        keras.config.set_dtype_policy("float32")
+        keras.mixed_precision.set_global_policy("float32")
     x, y = data()
     x, y = shares(x, bps.rank()).copy(), shares(y, bps.rank())
     if bps.rank() == 0:
@@ -249,7 +251,7 @@ def check_policy_of_later():
     before = weights(model)
     model.fit(x[: 2 * SHARE], y[: 2 * SHARE], SHARE, 1, verbose=0, shuffle=False)
     agree(model)
-    assert int(model.optimizer.iterations) == 1 and any((a != b).any() for a, b in zip(before, weights(model)))
+    assert int(model.optimizer.iterations) == 1 + IS_KERAS_2 and any((a != b).any() for a, b in zip(before, weights(model)))
     assert not any(np.isnan(w).any() for w in weights(model))
 
 
@@ -260,7 +262,7 @@ def check_learning_rates():
             self.rates = []
 
         def on_train_batch_begin(self, batch, logs=None):
-            self.rates.append(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
+            self.rates.append(float(to_numpy(self.model.optimizer.learning_rate)))
 
     size = bps.size()
     watch = Watch()
@@ -279,13 +281,15 @@ def check_learning_rates():
     np.testing.assert_allclose(watch.rates[::STEPS], [0.1, 0.1, 0.05, 0.05], rtol=1e-6)
 
     # Momentum correction: as an optimizer whose momentum is multiplied once by the ratio of the rates.
-    model = compiled(new_model(1), bps.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.5)))
-    fit(model, together=True, epochs=1)
-    before = [keras.ops.convert_to_numpy(v) for v in model.optimizer.momentums]
-    schedule.set_model(model)
-    schedule._set_lr(0.3)
-    for a, b in zip(model.optimizer.momentums, before):
-        np.testing.assert_allclose(keras.ops.convert_to_numpy(a), 3 * b, rtol=1e-5)
+    for sgd in SGDS:
+        model = compiled(new_model(1), bps.DistributedOptimizer(sgd(0.1, momentum=0.5)))
+        fit(model, together=True, epochs=1)
+        before = [to_numpy(v) for v in velocities_of(model.optimizer)]
+        assert len(before) == len(model.weights)
+        schedule.set_model(model)
+        schedule._set_lr(0.3)
+        for a, b in zip(velocities_of(model.optimizer), before):
+            np.testing.assert_allclose(to_numpy(a), 3 * b, rtol=1e-5)
 
 
 def check_values():
@@ -300,7 +304,38 @@ def check_values():
     assert bps.reducescatter(np.ones([size, 2], "float32"), op=bps.Sum)[0, 0] == size
     seeds = keras.random.SeedGenerator(rank)
     bps.broadcast_variables([seeds.state], 0)
-    assert keras.ops.convert_to_numpy(seeds.state)[0] == 0
+    assert to_numpy(seeds.state)[0] == 0
+
+
+def check_gradients_are_reduced_once():
+    """With tf_keras: where they are computed, or where they are applied; also those that were clipped in between."""
+    if not IS_KERAS_2:
+        return
+    import tensorflow as tf
+
+    for sgd in SGDS:
+        x, y = tf.Variable(0.0), tf.Variable(0.0)
+        optimizer = bps.DistributedOptimizer(sgd(1.0), op=bps.Sum)
+        optimizer.build([x, y]) if sgd is keras.optimizers.SGD else None
+
+        def loss(x=x, y=y):
+            return (bps.rank() + 1) * (x + y)
+
+        total = sum(range(1, bps.size() + 1))
+        optimizer.minimize(loss, [x, y])
+        assert float(x) == float(y) == -total
+        (of_x, _), (of_y, _) = optimizer.compute_gradients(loss, [x, y])
+        optimizer.apply_gradients([(tf.clip_by_value(of_x, -1.0, 1.0), x)])
+        optimizer.apply_gradients([(of_y, y)])
+        assert float(x) == -total - 1 and float(y) == -2 * total
+        optimizer.apply_gradients([(tf.constant(1.0), x)])
+        assert float(x) == -total - 1 - bps.size()
+        try:
+            scaled = keras.mixed_precision.LossScaleOptimizer(bps.DistributedOptimizer(sgd(), backward_passes_per_step=2))
+            scaled.minimize(loss, [x, y])
+            raise AssertionError
+        except ValueError as error:
+            assert "give DistributedOptimizer the LossScaleOptimizer" in str(error), error
 
 
 def expect(kind, function, *words):
@@ -371,9 +406,9 @@ def check_process_set():
     scaled = bps.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0)), process_set=together)
     variable = keras.Variable(np.ones(3, "float32"))
     scaled.build([variable])
-    scale = float(keras.ops.convert_to_numpy(scaled.dynamic_scale))
+    scale = float(to_numpy(scaled.dynamic_scale))
     scaled.apply([keras.ops.convert_to_tensor(np.full(3, scale * rank, "float32"))], [variable])
-    close([keras.ops.convert_to_numpy(variable)], [np.full(3, 1 - np.mean(mine), "float32")])
+    close([to_numpy(variable)], [np.full(3, 1 - np.mean(mine), "float32")])
     bps.remove_process_set(together)
     expect(ValueError, lambda: bps.load_model(path), "add_process_set([")
 
@@ -397,10 +432,10 @@ def check_loss_scale():
             v.assign(value)
 
     step(4, np.inf if bps.rank() == bps.size() - 1 else 4, 4)
-    np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), np.ones(3))
+    np.testing.assert_array_equal(to_numpy(variable), np.ones(3))
     step(4, 8 * bps.rank(), 4)  # at a scale of 2 now
     average = np.mean([8 * r for r in range(bps.size())])
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), 1 - 0.05 * np.array([4, average, 4]), rtol=1e-6)
+    np.testing.assert_allclose(to_numpy(variable), 1 - 0.05 * np.array([4, average, 4]), rtol=1e-6)
 
 
 def main():

@@ -152,6 +152,11 @@ def check_tape_forms():
     tape = bps.DistributedGradientTape(tape, scale_local_gradients=False)
     tape.register_local_source(b)
     assert float(tape.gradient(y, [a, b])[1]) == bps.rank() + 1
+    with bps.DistributedGradientTape(tf.GradientTape(), scale_local_gradients=False) as tape:
+        y = a * b
+    tape.register_local_source(b)
+    (of_b,), (of_a,) = tape.get_local_and_global_gradients(y, [a, b])
+    assert of_a[0] is a and of_b[0] is b and float(of_a[1]) == 2.0 and float(of_b[1]) == bps.rank() + 1
     for options, words in [
         ({"gradient_predivide_factor": 2.0, "op": bps.Sum}, "op=Average"),
         ({"groups": -1}, "groups"),
@@ -309,7 +314,7 @@ def check_sync_batch_norm():
     random = np.random.default_rng(8)
     whole = random.normal(2.0, 3.0, (5 * bps.size(), 4, 3)).astype("float32")
     uneven = np.split(whole, [5 * r + r % 2 for r in range(1, bps.size())])[bps.rank()]
-    import keras
+    from bps.keras._backend import keras
 
     layer = bps.SyncBatchNormalization()
     reference = keras.layers.BatchNormalization()
