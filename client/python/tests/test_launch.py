@@ -271,7 +271,7 @@ def test_daemon_that_does_not_start(run_launch):
 def test_no_daemon(run):
     done = run("--no-daemon", "true")
     assert done.returncode == 1
-    assert "no daemon listens at /nonexistent/bps.sock" in done.stderr
+    assert "no daemon listens at /nonexistent/bps.sock: start it" in done.stderr and "leave out --no-daemon" in done.stderr
 
 
 def test_running_daemon_is_used(run, tmp_path):

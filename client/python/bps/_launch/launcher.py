@@ -150,7 +150,10 @@ class Launcher:
                     f"the daemon at {facts[alone[0]]['socket']} is in no cluster: see bps-cluster.conf(5)"
                 )
             where = f"{deaf[0].name}: " if deaf[0].name else ""
-            raise LaunchError(f"{where}no daemon listens at {facts[deaf[0]]['socket']}")
+            raise LaunchError(
+                f"{where}no daemon listens at {facts[deaf[0]]['socket']}: start it (systemctl start bps-daemon.socket), or leave "
+                "out --no-daemon"
+            )
         if self.many:
             if len(deaf) not in (0, len(self.nodes)):
                 names = ", ".join(each.name for each in deaf)
