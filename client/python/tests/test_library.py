@@ -72,12 +72,31 @@ def test_import_is_light():
     assert done.stdout == "[]\n", done.stderr
 
 
+MISSING = [
+    ("torch", "bps.torch", "bps.torch needs PyTorch 2.0 or later (pip install torch): "),
+    ("tensorflow", "bps.tensorflow", "bps.tensorflow needs TensorFlow 2.13 or later (pip install 'tensorflow>=2.13'): "),
+    ("jax", "bps.jax", "bps.jax needs JAX 0.10.0 or later (pip install 'jax>=0.10.0'): "),
+    ("keras", "bps.keras", "bps.keras needs Keras 3 (pip install 'keras>=3'): "),
+    ("tf_keras", "bps.keras", "bps.keras needs tf_keras, as TF_USE_LEGACY_KERAS is set (pip install tf-keras): "),
+]
+
+
+def import_of(adapter, framework, stands_there):
+    code = f"import sys, types; sys.modules[{framework!r}] = {stands_there}; import {adapter}"
+    legacy = {"TF_USE_LEGACY_KERAS": 1} if framework == "tf_keras" else {}
+    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(**legacy), capture_output=True, text=True)
+    assert done.returncode == 1
+    return done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("framework, adapter, words", MISSING, ids=[framework for framework, *_ in MISSING])
+def test_an_adapter_without_its_framework_says_how_to_install_it(framework, adapter, words):
+    assert import_of(adapter, framework, None).startswith(f"ImportError: {words}")
+
+
 def test_bps_torch_says_which_torch_it_needs():
-    for torch, words in (("None", "pip install torch"), ("types.SimpleNamespace(__version__='1.13.1+cpu')", "this is 1.13.1")):
-        script = f"import sys, types; sys.modules['torch'] = {torch}; import bps.torch"
-        done = subprocess.run([sys.executable, "-c", script], env=clean_environment(), capture_output=True, text=True)
-        assert done.returncode == 1 and "ImportError: bps.torch needs PyTorch 2.0 or later" in done.stderr, done.stderr
-        assert words in done.stderr
+    said = import_of("bps.torch", "torch", "types.SimpleNamespace(__version__='1.13.1+cpu')")
+    assert said.startswith("ImportError: bps.torch needs PyTorch 2.0 or later") and "this is 1.13.1" in said
 
 
 def test_a_library_that_is_not_there(tmp_path):

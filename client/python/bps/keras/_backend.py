@@ -15,16 +15,18 @@ try:
     else:
         import keras
 except ImportError as error:
-    needed = "tf_keras, as TF_USE_LEGACY_KERAS is set" if IS_KERAS_2 else "Keras 3"
-    raise ImportError(
-        f"bps.keras needs {needed}, which cannot be imported: {error}"
-        f"; install it: pip install {'tf-keras' if IS_KERAS_2 else 'keras'}"
-    ) from error
+    if IS_KERAS_2:
+        needs = "tf_keras, as TF_USE_LEGACY_KERAS is set (pip install tf-keras)"
+    elif error.name in ("tensorflow", "torch", "jax"):
+        needs = f"a backend of Keras (pip install {error.name}, or set KERAS_BACKEND to tensorflow, torch or jax)"
+    else:
+        needs = "Keras 3 (pip install 'keras>=3')"
+    raise ImportError(f"bps.keras needs {needs}: {error}") from error
 
 if not IS_KERAS_2 and int(keras.__version__.split(".")[0]) < 3:
     raise ImportError(
-        f"bps.keras needs Keras 3, and this is {keras.__version__}; install it: pip install 'keras>=3', or set "
-        "TF_USE_LEGACY_KERAS=1 for tf_keras, which is Keras 2: pip install tf-keras"
+        "bps.keras needs Keras 3 (pip install 'keras>=3'), or TF_USE_LEGACY_KERAS=1 with tf_keras (pip install tf-keras); "
+        f"this is {keras.__version__}"
     )
 
 BACKEND = "tensorflow" if IS_KERAS_2 else keras.backend.backend()
@@ -41,8 +43,8 @@ elif BACKEND == "jax":
     from ._jax import Reducer, as_bps_errors
 else:
     raise ImportError(
-        f"bps.keras works with Keras on TensorFlow, PyTorch and JAX, and this is Keras on {BACKEND}; choose another: "
-        "KERAS_BACKEND=tensorflow"
+        f"bps.keras works with Keras on TensorFlow, PyTorch and JAX (set KERAS_BACKEND to tensorflow, torch or jax); this is "
+        f"Keras on {BACKEND}"
     )
 
 if IS_KERAS_2:

@@ -10,13 +10,12 @@ import functools
 import re
 
 MINIMUM = (2, 13)
+NEEDS = "bps.tensorflow needs TensorFlow {0}.{1} or later (pip install 'tensorflow>={0}.{1}')".format(*MINIMUM)
 
 try:
     import tensorflow as tf
 except ImportError as error:
-    raise ImportError(
-        f"bps.tensorflow needs TensorFlow {'.'.join(map(str, MINIMUM))} or later, which cannot be imported: {error}"
-    ) from error
+    raise ImportError(f"{NEEDS}: {error}") from error
 
 from tensorflow.python.framework.func_graph import FuncGraph
 
@@ -29,8 +28,7 @@ _LIBRARY = "libbps_tensorflow.so"
 
 def _load():
     if tuple(map(int, re.findall(r"\d+", tf.__version__)[:2])) < MINIMUM:
-        wanted = ".".join(map(str, MINIMUM))
-        raise ImportError(f"bps.tensorflow needs TensorFlow {wanted} or later, and this is {tf.__version__}")
+        raise ImportError(f"{NEEDS}; this is {tf.__version__}")
     path = native_path(_LIBRARY)
     try:
         operations = tf.load_op_library(path)
