@@ -187,7 +187,7 @@ def test_output_of_any_size_arrives(run):
 
 def test_nothing_is_lost_on_a_slow_reader(sshd):
     arguments = [*sshd.options, "-H", f"{A},{B}"]
-    assert slow_reader(arguments, clean_environment(BPS_DAEMON=FAKE)) == 2 * 6000 * 104
+    assert slow_reader(arguments, clean_environment(BPS_DAEMON=FAKE)) == 2 * 6000 * 99
 
 
 def test_network_interfaces(run):
