@@ -1,10 +1,11 @@
 """Each program of examples/stacks has the losses over bps that it has over gloo, bit for bit."""
 
 import re
+import subprocess
 import sys
 
 import pytest
-from conftest import PYTHON, needs_build
+from conftest import PYTHON, clean_environment, needs_build
 
 for package in ("accelerate", "deepspeed", "lightning", "ray", "torch", "torchft", "transformers"):
     pytest.importorskip(package)
@@ -21,7 +22,6 @@ STACKS = PYTHON / "examples" / "stacks"
         ("two_d.py", 4, 10),
         ("accelerated.py", 2, 10),
         ("trainer.py", 2, 10),
-        ("lightning_ddp.py", 2, 10),
         ("deepspeed_zero.py", 2, 30),  # of three stages
         ("ray_train.py", 1, 10),  # which starts two workers
     ],
@@ -35,6 +35,25 @@ def test_stack(run_launch, script, n, steps):
     ours = losses()
     assert len(ours[0]) == len(set(ours[0])) == steps  # each step is of another model
     assert ours == losses("gloo")
+
+
+def test_lightning(run_launch):
+    """Its strategies have the same losses, whoever starts the processes."""
+
+    def losses(*arguments, launches):
+        program = [sys.executable, STACKS / "lightning_fit.py", *arguments]
+        if launches:
+            done = run_launch("-np", 2, *program, timeout=300)
+        else:
+            environment = clean_environment(BPS_START_DAEMON=1)
+            done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [re.findall(rf"\[{rank}\] loss (\S+)", done.stdout) for rank in range(2)]
+
+    expected = losses("gloo", launches=True)
+    assert len(expected[0]) == len(set(expected[0])) == 10  # each step is of another model
+    for strategy, launches in [("ddp", True), ("fsdp2", True), ("ddp", False), ("ddp_spawn", False), ("fsdp2", False)]:
+        assert losses("bps", strategy, launches=launches) == expected, (strategy, launches)
 
 
 def test_replicas_that_leave_and_come(run_launch):
