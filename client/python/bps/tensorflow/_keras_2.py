@@ -97,9 +97,9 @@ class DistributedKeras2:
         """Pairs of gradient and variable, the gradients reduced over all ranks if compute_gradients() has not done it."""
         pairs = list(grads_and_vars)
         computed = self._bps_aggregation().computed
-        whole = [(g, v) for g, v in pairs if reference(v) not in computed]
+        are_reduced = any(reference(v) in computed for _, v in pairs)
         computed.difference_update(reference(v) for _, v in pairs)
-        return pairs if len(whole) < len(pairs) else self._bps_reduced(pairs)
+        return pairs if are_reduced else self._bps_reduced(pairs)
 
     _aggregate_gradients = aggregate_gradients  # the legacy ones call it so
 

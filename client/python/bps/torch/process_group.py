@@ -89,7 +89,6 @@ def _steps(requests, moved, result):
 
 
 def _submit(client, name, move, timeout_ms, stream=None, order=Order.NONE):
-    client.check_process()  # before any lock, which another thread may have held at the fork
     tensor = client.declare(name, move.dtype, VARIABLE)
     source, target = move.source, move.target
     device = (target and target.device) or (source and source.device)

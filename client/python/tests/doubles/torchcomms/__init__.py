@@ -36,7 +36,6 @@ class CommOptions:
     def __init__(self):
         self.timeout = timedelta(seconds=600)
         self.store = None
-        self.hints = {}
 
 
 class TorchCommBackend:
@@ -61,14 +60,9 @@ class TorchComm:
     def __init__(self, backend):
         self._backend = backend
 
-    def split(self, ranks, name, hints=None, timeout=None):
-        options = CommOptions()
-        options.timeout = timeout or options.timeout
-        part = self._backend.split(ranks, name, options)
+    def split(self, ranks, name):
+        part = self._backend.split(ranks, name, CommOptions())
         return None if part is None else TorchComm(part)
-
-    def get_backend_impl(self):
-        return self._backend
 
     def get_backend(self):
         return self._backend.get_backend_name()
@@ -98,11 +92,11 @@ def register_backend(name, backend_class):
     _backends[name] = backend_class
 
 
-def new_comm(backend, device, name, timeout=None, store=None):
+def new_comm(backend, device, name, store=None):
     if backend not in _backends:
         next(iter(importlib.metadata.entry_points(group="torchcomms.backends", name=backend))).load()
     options = CommOptions()
-    options.timeout, options.store = timeout or options.timeout, store
+    options.store = store
     made = _backends[backend]()
     made.init(device, name, options)
     return TorchComm(made)
