@@ -600,6 +600,15 @@ const char *bps_request_error(const struct bps_request *request);
 int bps_request_cancel(struct bps_request *request);
 
 /*
+ * blocked 1: this process begins nothing more before the request has ended, in no thread; 0: it may again. Does not wait. Where
+ * another rank has not come to that operation and is itself blocked in one that this rank has not come to, neither can end: both fail
+ * at once, with -EDEADLK on all ranks, and their words name the two. Else they would fail when their time is over. To be said again
+ * every few seconds, as a daemon that has begun anew has not heard it. No effect for a request with a timeout_ms of its own, after
+ * which the caller may go on; in elastic jobs, jobs with a quorum and asynchronous ones; and where daemons are of an older version.
+ */
+int bps_request_blocked(struct bps_request *request, int blocked);
+
+/*
  * Releases; NULL is allowed. A request that is not complete goes on by itself; its memory is the daemon's until then,
  * and a staged result is not copied back.
  */

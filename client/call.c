@@ -379,6 +379,19 @@ int call_cancel(struct bps_client *client, const struct bps_request *cancelled)
 	return call_send(client, NULL, &request, 0, -1, SESSION_READY);
 }
 
+int call_blocked(struct bps_client *client, const struct bps_request *in, bool over)
+{
+	Bps__Control__Blocked blocked = BPS__CONTROL__BLOCKED__INIT;
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+
+	blocked.slot = in->slot;
+	blocked.ticket = in->ticket;
+	blocked.has_over = blocked.over = over;
+	request.body_case = BPS__CONTROL__REQUEST__BODY_BLOCKED;
+	request.blocked = &blocked;
+	return call_send(client, NULL, &request, 0, -1, SESSION_READY);
+}
+
 int call_wait(struct bps_client *client, struct client_call *call, int64_t limit_ns)
 {
 	while (!call->done) {

@@ -81,6 +81,7 @@ int call_declare(struct bps_client *client, struct client_call *call,
 		 const struct bps_tensor *tensor, uint64_t failed);
 int call_release(struct bps_client *client, struct client_call *call, uint32_t number, bool in_use);
 int call_cancel(struct bps_client *client, const struct bps_request *request);
+int call_blocked(struct bps_client *client, const struct bps_request *request, bool over);
 
 /*
  * Waits for the answer; without one within the call's timeout, or until limit_ns, the daemon is not to be trusted. Time

@@ -744,6 +744,19 @@ _public_ int bps_request_cancel(struct bps_request *request)
 	return r;
 }
 
+_public_ int bps_request_blocked(struct bps_request *request, int blocked)
+{
+	int r = request_check(request);
+	if (r)
+		return r;
+
+	CLIENT_LOCKED(request->client);
+	if (request_advance(request) || request->state != REQUEST_POSTED ||
+	    !(request->client->session.hello.answer.features & CONTROL_FEATURE_BLOCKED))
+		return 0;
+	return call_blocked(request->client, request, !blocked);
+}
+
 _public_ void bps_request_free(struct bps_request *request)
 {
 	struct bps_client *client;

@@ -379,6 +379,31 @@ void data_contributors_swap(struct data_contributors *contributors, uint32_t n_n
 		SWAP64(contributors->nodes[i]);
 }
 
+uint32_t data_blocked_pack(const char *tensor, const char *missed, char *ret_payload)
+{
+	size_t len = strlen(tensor);
+
+	memcpy(ret_payload, tensor, len);
+	if (!missed)
+		return (uint32_t)len;
+	ret_payload[len++] = 0;
+	memcpy(ret_payload + len, missed, strlen(missed));
+	return (uint32_t)(len + strlen(missed));
+}
+
+bool data_blocked_unpack(const struct data_header *header, const char *payload,
+			 char ret_names[2][TENSOR_NAME_MAX + 1])
+{
+	const char *end = header->missed_round ? memchr(payload, 0, header->len) : NULL;
+	size_t len = end ? (size_t)(end - payload) : header->len;
+
+	ret_names[1][0] = 0;
+	if (!text_take_name(payload, len, ret_names[0], TENSOR_NAME_MAX + 1))
+		return false;
+	return !header->missed_round || (end && text_take_name(end + 1, header->len - len - 1,
+							       ret_names[1], TENSOR_NAME_MAX + 1));
+}
+
 bool data_has_contributors(const struct stragglers *stragglers, unsigned operation,
 			   uint32_t part_len)
 {
@@ -498,6 +523,14 @@ static const char *check_begun(const struct data_header *h)
 	return NULL;
 }
 
+static const char *check_blocked(const struct data_header *h)
+{
+	if (!h->tensor_round || !h->len ||
+	    h->len > (h->missed_round ? DATA_BLOCKED_MAX : TENSOR_NAME_MAX))
+		return "an operation without round or tensor";
+	return NULL;
+}
+
 static const char *check_moves(const struct data_header *h)
 {
 	size_t added = h->part * sizeof(struct data_added);
@@ -568,6 +601,8 @@ static const char *check_body(const struct data_header *h)
 	case DATA_BEGUN:
 	case DATA_OTHERS_BEGUN:
 		return check_begun(h);
+	case DATA_BLOCKED:
+		return check_blocked(h);
 	case DATA_MOVE:
 		return check_moves(h);
 	case DATA_PACK:

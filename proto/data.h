@@ -31,7 +31,8 @@
 #define DATA_FEATURE_SCALES   256ull /* DATA_SCALE_SHIFT; used if all servers of a job have it */
 #define DATA_FEATURE_FORGET \
 	512ull /* DATA_FORGET, _KEEP, _UNUSED, _NAMED; used if all nodes and servers of a job have it */
-#define DATA_FEATURE_FOLLOW 1024ull /* DATA_FOLLOW, _BEGUN, _OTHERS_FOLLOW, _OTHERS_BEGUN */
+#define DATA_FEATURE_FOLLOW  1024ull /* DATA_FOLLOW, _BEGUN, _OTHERS_FOLLOW, _OTHERS_BEGUN */
+#define DATA_FEATURE_BLOCKED 2048ull /* DATA_BLOCKED */
 
 /*
  * With DATA_FEATURE_PROBE, behind the connecting side's proof: pieces of DATA_PROBE_LEN bytes, DATA_PROBE_PIECES at most, which
@@ -151,6 +152,11 @@ enum data_op {
 	DATA_OTHERS_FOLLOW = 54,
 	/* The same: what another node has said in BEGUN, as ranks here follow. */
 	DATA_OTHERS_BEGUN = 55,
+	/*
+	 * Either way, between an agent and the job's home: `rank` does nothing before `tensor_round` of the first tensor of the payload
+	 * has ended. With a `missed_round`: nor has the rank come to that round of the second, in which `missed_by` is blocked.
+	 */
+	DATA_BLOCKED = 56,
 };
 
 #define DATA_ROUND_NEVER UINT64_MAX
@@ -224,7 +230,7 @@ struct data_header {
 	union {
 		uint64_t key; /* tensor, numbered by the home server from 1 */
 		uint64_t
-			tensor_round; /* ORDINAL, _BEGUN: the round of the tensor that the payload names */
+			tensor_round; /* ORDINAL, _BEGUN, BLOCKED: of the tensor that the payload names */
 	};
 	union {
 		uint64_t round;		/* n-th operation on this tensor, from 1 */
@@ -236,6 +242,7 @@ struct data_header {
 		uint64_t departed_node; /* LEFT: number of the node that has left */
 		uint64_t turn;		/* _FOLLOW */
 		uint64_t first_round;	/* _BEGUN: the oldest of the tensor that is open there */
+		uint64_t missed_round;	/* BLOCKED; 0: none */
 	};
 	uint32_t epoch; /* view in which the sender chose this receiver */
 	uint32_t node;	/* the contributing node's number in the job */
@@ -283,7 +290,7 @@ struct data_header {
 		uint32_t rows;
 		/* HAVE: 1: all rounds up to this one. */
 		uint32_t is_all;
-		/* ORDINAL: one that has submitted it. */
+		/* ORDINAL, BLOCKED: one that has submitted it. */
 		uint32_t rank;
 		uint32_t n_following; /* _FOLLOW */
 	};
@@ -296,7 +303,8 @@ struct data_header {
 		uint32_t is_late;
 		/* OFFER of an elastic job: what n_gone was in RESULT, with LEDGER_WAITING. */
 		uint32_t n_gone_then;
-		uint32_t n_idle; /* FOLLOW */
+		uint32_t n_idle;    /* FOLLOW */
+		uint32_t missed_by; /* BLOCKED: a rank */
 	};
 	uint32_t moved; /* with DATA_FLAG_MOVED; else 0 */
 };
@@ -392,6 +400,14 @@ static inline bool data_is_done(const struct data_header *header)
 {
 	return header->operation == OPERATION_PUSH_PULL_ROWS && header->block == DATA_ROWS_DONE;
 }
+
+/* Payload of BLOCKED: the name of a tensor; with a missed_round a byte of 0 and the name of another. */
+#define DATA_BLOCKED_MAX (2 * TENSOR_NAME_MAX + 1)
+/* Writes to DATA_BLOCKED_MAX bytes. missed: NULL: there is no other. Returns the length. */
+uint32_t data_blocked_pack(const char *tensor, const char *missed, char *ret_payload);
+/* Whether the names may be shown; the second is "" without a missed_round. */
+bool data_blocked_unpack(const struct data_header *header, const char *payload,
+			 char ret_names[2][TENSOR_NAME_MAX + 1]);
 
 /* Host order to wire order and back; in place. */
 void data_contributors_swap(struct data_contributors *contributors, uint32_t n_nodes);

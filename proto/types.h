@@ -78,6 +78,8 @@ enum reduction {
 
 #define CONTROL_FEATURE_FOLLOW UINT64_C(128) /* Follow, OPERATION_REFUSE; the daemon's to say */
 
+#define CONTROL_FEATURE_BLOCKED UINT64_C(256) /* Blocked; the daemon's to say */
+
 /* Memory that Share hands over. */
 enum memory_kind {
 	MEMORY_MEMFD = 0,

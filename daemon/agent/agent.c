@@ -282,7 +282,7 @@ void agent_notice_arrived(struct agent *agent, struct peer *peer, const struct d
 	    header->op != DATA_NEWCOMERS && header->op != DATA_LEFT &&
 	    header->op != DATA_STOPPING && header->op != DATA_ORDINAL &&
 	    header->op != DATA_UNUSED && header->op != DATA_OTHERS_FOLLOW &&
-	    header->op != DATA_OTHERS_BEGUN)
+	    header->op != DATA_OTHERS_BEGUN && header->op != DATA_BLOCKED)
 		return;
 	list_for_each (job, &agent->jobs, link) {
 		if (!job->distributed || job->number != header->job)
@@ -306,6 +306,10 @@ void agent_notice_arrived(struct agent *agent, struct peer *peer, const struct d
 			if (header->status)
 				read_failure(header, payload, &failure);
 			agent_ordinal_heard(job, header, payload, header->status ? &failure : NULL);
+			return;
+		}
+		if (header->op == DATA_BLOCKED) {
+			agent_deadlock_heard(job, header, payload);
 			return;
 		}
 		if (!uses(job, peer))

@@ -380,6 +380,12 @@ void agent_submit(struct agent_declaration *declaration, struct agent_request *r
 		  const struct failure *invalid);
 /* Gives up a request that waits for other ranks; no effect once its data is moving. */
 void agent_cancel(struct agent_request *request);
+/*
+ * The rank submits nothing before the request has ended, or (over) it may. Where another rank has not come to that round, and is
+ * itself blocked in one to which this rank has not come, both fail with -EDEADLK. Said again while it is so. No effect for a request
+ * with a timeout of its own.
+ */
+void agent_blocked(struct agent_request *request, bool over);
 
 /* -- What operators ask for ----------------------------------------------------------------------------------------- */
 

@@ -22,7 +22,7 @@ static uint64_t features_of(const struct session *session)
 {
 	return CONTROL_FEATURE_RESUME | CONTROL_FEATURE_ELASTIC | CONTROL_FEATURE_FUTEX |
 	       CONTROL_FEATURE_ORDER | CONTROL_FEATURE_RELEASE | CONTROL_FEATURE_WIDEN |
-	       CONTROL_FEATURE_FOLLOW |
+	       CONTROL_FEATURE_FOLLOW | CONTROL_FEATURE_BLOCKED |
 	       (session->control->params.has_cuda ? CONTROL_FEATURE_CUDA : 0);
 }
 
@@ -563,17 +563,33 @@ static void handle_unshare(const struct incoming *in, const Bps__Control__Unshar
 	session_drop_buffer(session, buffer, in->id);
 }
 
-/* -- Cancel ------------------------------------------------------------------------------------------------------- */
+/* -- Cancel and Blocked ------------------------------------------------------------------------------------------- */
+
+/* What is under way in a slot, or NULL: it has ended. */
+static struct agent_request *find_request(const struct session *session, uint32_t slot,
+					  uint64_t ticket)
+{
+	struct session_request *request = slot < SHM_SLOTS ? session->ring.requests[slot] : NULL;
+
+	return request && request->busy && request->base.ticket == ticket ? &request->base : NULL;
+}
 
 static void handle_cancel(const struct incoming *in, const Bps__Control__Cancel *m)
 {
-	struct session *session = in->session;
-	struct session_request *request;
+	struct agent_request *request = find_request(in->session, m->slot, m->ticket);
 
-	request = m->slot < SHM_SLOTS ? session->ring.requests[m->slot] : NULL;
-	if (request && request->busy && request->base.ticket == m->ticket)
-		agent_cancel(&request->base);
-	session_answer(session, in->id, 0, NULL);
+	if (request)
+		agent_cancel(request);
+	session_answer(in->session, in->id, 0, NULL);
+}
+
+static void handle_blocked(const struct incoming *in, const Bps__Control__Blocked *m)
+{
+	struct agent_request *request = find_request(in->session, m->slot, m->ticket);
+
+	if (request)
+		agent_blocked(request, m->over);
+	session_answer(in->session, in->id, 0, NULL);
 }
 
 /* -- Packets ------------------------------------------------------------------------------------------------------ */
@@ -601,6 +617,9 @@ static void handle(const struct incoming *in, const Bps__Control__Request *reque
 		break;
 	case BPS__CONTROL__REQUEST__BODY_CANCEL:
 		handle_cancel(in, request->cancel);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_BLOCKED:
+		handle_blocked(in, request->blocked);
 		break;
 	case BPS__CONTROL__REQUEST__BODY_LEAVE:
 		handle_leave(in, request->leave);
@@ -639,7 +658,7 @@ static bool wants_descriptor(const Bps__Control__Request *request, enum porter_w
 
 /*
  * What was posted before a request belongs to the run that is left or regrouped, uses the buffer that is unshared, is what is
- * cancelled, or was begun before the rank followed the others.
+ * cancelled or waited for, or was begun before the rank followed the others.
  */
 static bool comes_after_entries(const Bps__Control__Request *request)
 {
@@ -647,6 +666,7 @@ static bool comes_after_entries(const Bps__Control__Request *request)
 	       request->body_case == BPS__CONTROL__REQUEST__BODY_LEAVE ||
 	       request->body_case == BPS__CONTROL__REQUEST__BODY_UNSHARE ||
 	       request->body_case == BPS__CONTROL__REQUEST__BODY_CANCEL ||
+	       request->body_case == BPS__CONTROL__REQUEST__BODY_BLOCKED ||
 	       request->body_case == BPS__CONTROL__REQUEST__BODY_FOLLOW;
 }
 

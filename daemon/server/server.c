@@ -312,6 +312,8 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 		forget_named(job, node, header->key);
 	} else if (header->op == DATA_ORDINAL) {
 		ordinal_heard(job, node, header, payload);
+	} else if (header->op == DATA_BLOCKED) {
+		deadlock_heard(job, node, header, payload);
 	} else if (header->op == DATA_FOLLOW) {
 		follow_heard(job, node, header, header->status ? &failure : NULL);
 	} else if (header->op == DATA_BEGUN) {

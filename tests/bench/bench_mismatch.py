@@ -19,8 +19,13 @@ def mismatches(bps, np):
 
     numbers = itertools.count()
 
-    def push_name(shape):
-        bps.push_pull(np.ones(shape, np.float32), name=f'x.{next(numbers)}')
+    def name(prefix='x'):
+        return f'{prefix}.{next(numbers)}'
+
+    def push_name(*shapes, prefix='x'):
+        same = name(prefix)
+        for shape in shapes:
+            bps.push_pull(np.ones(shape, np.float32), name=same)
 
     def more():
         bps.push_pull(np.ones(3, np.float32))
@@ -31,6 +36,9 @@ def mismatches(bps, np):
         'another shape': (push((2, 3)), push((3, 2))),
         'another type': (push(dtype=np.int64), push()),
         'another shape of a name': (lambda: push_name((2, 3)), lambda: push_name((6,))),
+        'another shape of a name in use': (lambda: push_name((6,), (2, 3)), lambda: push_name((6,), (6,))),
+        'another operation of a name': (lambda: bps.broadcast(np.ones(6, np.float32), 0, name=name()), lambda: push_name((6,))),
+        'another name': (lambda: push_name((6,), prefix='y'), lambda: push_name((6,))),
         'another operation': (lambda: bps.broadcast(np.ones(3, np.float32), 0), push()),
         'a barrier': (bps.barrier, push()),
         'one operation more': (more, lambda: (bps.push_pull(np.ones(3, np.float32)), bps.barrier())),

@@ -16,8 +16,10 @@ import contextlib
 import ctypes
 import errno
 import functools
+import itertools
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -49,6 +51,7 @@ from ._library import (
 )
 
 SLICE_MS = 200  # how long a signal handler of Python waits for its turn, at most
+SLICES_BLOCKED = 16  # after which a daemon that has begun anew hears once more in what this process is blocked
 CLOSE_TIMEOUT_S = 2.0  # for other threads to notice shutdown(): ten slices
 WATCH_S = 0.5  # between two looks at the daemon, while streams wait for it
 ALL = object()  # of begun()
@@ -65,6 +68,14 @@ def shape_text(shape):
 
 def milliseconds(seconds):
     return 0 if seconds is None else max(1, int(seconds * 1000))
+
+
+def _is_alone():
+    """Whether nothing begins in this process while this thread waits: no other thread of Python is there, and no signal's handler."""
+    if threading.active_count() > 1 or threading.current_thread() is not threading.main_thread():
+        return False
+    own = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN, None)
+    return all(signal.getsignal(number) in own for number in signal.valid_signals())
 
 
 class Request:
@@ -107,6 +118,9 @@ class Request:
         status, text = -errno.ETIMEDOUT, ""
         try:
             status, text = self._wait_sliced(None if timeout is None else time.monotonic() + timeout)
+        except BaseException:
+            client.lib.bps_request_blocked(self._pointer, False)
+            raise
         finally:
             with client.lock:
                 client.inside -= 1
@@ -135,7 +149,8 @@ class Request:
 
     def _wait_sliced(self, deadline):
         client, lib = self._client, self._client.lib
-        while True:
+        tells_at = 0
+        for n in itertools.count():
             slice_ms = SLICE_MS
             if deadline is not None:
                 slice_ms = min(SLICE_MS, max(0, int((deadline - time.monotonic()) * 1000)))
@@ -146,6 +161,9 @@ class Request:
                 raise BpsCanceledError(errno.ECANCELED, "bps is shutting down")
             if deadline is not None and time.monotonic() >= deadline:
                 return status, ""
+            if deadline is None and n >= tells_at and _is_alone():
+                lib.bps_request_blocked(self._pointer, True)
+                tells_at = n + SLICES_BLOCKED
 
     wait_on_host = wait
 

@@ -54,6 +54,7 @@ _CLASSES = {
     errno.EEXIST: BpsValueError,
     errno.ERANGE: BpsValueError,
     errno.EILSEQ: BpsValueError,
+    errno.EDEADLK: BpsValueError,
     errno.ECANCELED: BpsCanceledError,
     errno.EREMCHG: BpsMembershipError,
     errno.ESTALE: BpsDroppedError,

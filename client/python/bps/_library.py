@@ -236,6 +236,7 @@ _PROTOTYPES = {
     "bps_request_wait": (c_int, [c_void_p, c_int64]),
     "bps_request_wait_stream": (c_int, [c_void_p, c_void_p, c_int64]),
     "bps_request_error": (c_char_p, [c_void_p]),
+    "bps_request_blocked": (c_int, [c_void_p, c_int]),
     "bps_request_cancel": (c_int, [c_void_p]),
     "bps_request_free": (None, [c_void_p]),
 }

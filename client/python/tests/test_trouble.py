@@ -34,12 +34,14 @@ def test_trouble(run_ranks, trouble):
     run_ranks("trouble.py", 2, trouble)
 
 
-def test_operations_without_names_differ(run_ranks):
+def test_operations_differ(run_ranks):
     run_ranks("mismatch.py", 4)
 
 
-def test_operations_without_names_differ_through_a_server(run_ranks):
-    run_ranks("mismatch.py", 4, "check_sizes", "check_shapes", "check_shapes_of_names", "check_operations", "check_the_order", BPS_FORCE_DISTRIBUTED=1)
+def test_operations_differ_through_a_server(run_ranks):
+    checks = "check_sizes", "check_shapes", "check_shapes_of_names", "check_operations", "check_the_order"
+    names = "check_names_differ", "check_the_order_of_calls_with_names", "check_what_is_under_way"
+    run_ranks("mismatch.py", 4, *checks, *names, BPS_FORCE_DISTRIBUTED=1)
 
 
 def test_a_rank_is_killed(run_launch):

@@ -18,6 +18,7 @@
 #include "agent/job/membership.h"
 #include "agent/job/report.h"
 #include "agent/job/resume.h"
+#include "agent/request/deadlock.h"
 #include "agent/request/follow.h"
 #include "agent/request/ordinal.h"
 #include "agent/request/sweep.h"
@@ -136,6 +137,7 @@ struct agent_job {
 	struct agent_later later;
 	struct agent_schedule schedule;
 	struct agent_order order;
+	struct agent_deadlock deadlock;
 	struct agent_following following;
 
 	struct agent_memory memory;

@@ -77,6 +77,8 @@ struct agent_request *agent_round_take(struct agent_round *round, uint32_t index
 
 	if (request && !--job->n_pending[index])
 		job->departed.due = true;
+	if (job->deadlock.n_blocked && job->deadlock.ranks[index].request == request)
+		agent_deadlock_over(&job->deadlock, index);
 	return request;
 }
 

@@ -42,10 +42,12 @@
 #include "server/common/message.h"
 #include "server/common/ranks.h"
 #include "server/hooks.h"
+#include "server/job/deadlock.h"
 #include "server/job/declare.h"
 #include "server/job/follow.h"
 #include "server/job/ordinal.h"
 #include "server/job/over.h"
+#include "server/job/relay.h"
 #include "server/job/sweep.h"
 #include "server/membership/attach.h"
 #include "server/membership/form.h"
@@ -178,7 +180,8 @@ struct job {
 	struct forming forming;
 	struct names names;
 	struct ordinals ordinals; /* what nodes have said of theirs: ordinal.c */
-	struct ordinal_tellings ordinal_tellings;
+	struct relays relays;
+	struct deadlock_told deadlock_told;
 	struct job_following following; /* at the home */
 
 	struct store store;

@@ -5,75 +5,17 @@
  * asks later is answered. server.c calls it. Control thread only.
  *
  * What one node says is told to all, so there is a bound to it: the same operation is told once in
- * TELL_NS, and in that time a job has no more told than there can be nodes. What is left out is told
- * when a node says it again, as it does while an operation waits.
+ * RELAY_NS, and all of it within relay_may().
  */
 #include "base/clock.h"
 #include "proto/text.h"
-#include "server/common/speakers.h"
 #include "server/job/job.h"
 
-#define TELL_NS NSEC_PER_SEC
-
-static void tell(const struct job *job, uint32_t node, const struct data_header *header,
-		 const void *payload)
-{
-	struct data_header notice = {
-		.op = DATA_ORDINAL,
-		.len = header->len,
-		.job = job->number,
-		.tensor_round = header->tensor_round,
-		.ordinal = header->ordinal,
-		.node = node,
-		.rank = header->rank,
-		.status = header->status,
-	};
-	struct peer *peer = job->nodes[node].peer;
-
-	if (!peer || job->nodes[node].departed)
-		return;
-	/* Without memory: what waits is said again. */
-	if (peer_has(peer, DATA_FEATURE_ORDINALS))
-		(void)peer_notice(peer, &notice, payload);
-}
-
-static bool may_tell(struct job *job, uint64_t now_ns)
-{
-	struct ordinal_tellings *tellings = &job->ordinal_tellings;
-
-	if (now_ns - tellings->since_ns >= TELL_NS)
-		*tellings = (struct ordinal_tellings){ .since_ns = now_ns };
-	if (tellings->n && tellings->n + job->n_nodes > JOB_RANKS_MAX)
-		return false;
-	tellings->n += job->n_nodes;
-	return true;
-}
-
-/* Nodes of one peer are one to it, unless each rank is a node. */
-static void tell_others(struct job *job, uint32_t from, const struct data_header *header,
-			const void *payload)
-{
-	bool each = stragglers_any(&job->stragglers);
-	struct speakers speakers;
-
-	speakers_init(&speakers, job->n_nodes);
-	if (!each)
-		(void)speakers_meet(&speakers, job->nodes[from].peer);
-	for (uint32_t i = 0; i < job->n_nodes; i++) {
-		const struct job_node *node = &job->nodes[i];
-
-		if (i != from && node->peer && !node->departed &&
-		    (each || speakers_meet(&speakers, node->peer)))
-			tell(job, i, header, payload);
-	}
-	speakers_done(&speakers);
-}
-
-static void tell_differing(struct job *job, uint32_t from, const struct data_header *header,
+static void tell_differing(struct job *job, uint32_t from, const struct data_header *notice,
 			   const char *text)
 {
-	if (may_tell(job, clock_now_ns()))
-		tell_others(job, from, header, text);
+	if (relay_may(job, job->n_nodes, clock_now_ns()))
+		relay_to_others(job, from, DATA_FEATURE_ORDINALS, notice, text);
 }
 
 static void tell_first(struct job *job, uint32_t from, const struct data_header *header,
@@ -81,16 +23,25 @@ static void tell_first(struct job *job, uint32_t from, const struct data_header 
 {
 	uint64_t now_ns = clock_now_ns();
 	uint64_t *notified_ns = ordinals_notified_ns(&job->ordinals, header->ordinal);
+	struct data_header notice = {
+		.op = DATA_ORDINAL,
+		.len = header->len,
+		.tensor_round = header->tensor_round,
+		.ordinal = header->ordinal,
+		.rank = header->rank,
+	};
 
-	if ((*notified_ns && now_ns - *notified_ns < TELL_NS) || !may_tell(job, now_ns))
+	if ((*notified_ns && now_ns - *notified_ns < RELAY_NS) ||
+	    !relay_may(job, job->n_nodes, now_ns))
 		return;
 	*notified_ns = now_ns;
-	tell_others(job, from, header, name);
+	relay_to_others(job, from, DATA_FEATURE_ORDINALS, &notice, name);
 }
 
-static struct data_header differing_header(const struct failure *how, uint64_t number)
+static struct data_header differing_notice(const struct failure *how, uint64_t number)
 {
 	return (struct data_header){
+		.op = DATA_ORDINAL,
 		.len = (uint32_t)strlen(how->text),
 		.ordinal = number,
 		.status = -how->status,
@@ -106,7 +57,7 @@ static void differ(struct job *job, uint32_t node, const struct data_header *hea
 
 	notice_decode(header, payload, &said);
 	(void)failure_set(&how, -EILSEQ, "%s", said.text);
-	differing = differing_header(&how, header->ordinal);
+	differing = differing_notice(&how, header->ordinal);
 	if (ordinals_differ(&job->ordinals, header->ordinal, &how) == ORDINALS_E_DIFFER)
 		tell_differing(job, node, &differing, how.text);
 }
@@ -124,10 +75,10 @@ static void compare(struct job *job, uint32_t node, const struct data_header *he
 		tell_first(job, node, header, name);
 	if (!how)
 		return;
-	differing = differing_header(how, header->ordinal);
+	differing = differing_notice(how, header->ordinal);
 	if (r == ORDINALS_E_DIFFER)
 		tell_differing(job, node, &differing, how->text);
-	tell(job, node, &differing, how->text);
+	relay_to(job, node, DATA_FEATURE_ORDINALS, &differing, how->text);
 }
 
 void ordinal_heard(struct job *job, uint32_t node, const struct data_header *header,

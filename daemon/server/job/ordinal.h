@@ -8,12 +8,6 @@
 
 struct job;
 
-/* How much nodes are told of them: ordinal.c. */
-struct ordinal_tellings {
-	uint64_t since_ns; /* of the second that is counted */
-	uint32_t n;	   /* nodes that were looked at in it */
-};
-
 /* What a node says of an operation that all ranks submit in one order. */
 void ordinal_heard(struct job *job, uint32_t node, const struct data_header *header,
 		   const void *payload);

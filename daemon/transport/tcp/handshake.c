@@ -124,7 +124,7 @@ static uint64_t features_of(const struct handshake *h, int fd)
 	       (is_checked ? DATA_FEATURE_CHECKSUM : 0) | DATA_FEATURE_RAILS | DATA_FEATURE_KEPT |
 	       DATA_FEATURE_PACKS | DATA_FEATURE_STOPPING | DATA_FEATURE_ORDINALS |
 	       DATA_FEATURE_SCALES | DATA_FEATURE_FORGET | DATA_FEATURE_FOLLOW |
-	       (h->offers_probe ? DATA_FEATURE_PROBE : 0);
+	       DATA_FEATURE_BLOCKED | (h->offers_probe ? DATA_FEATURE_PROBE : 0);
 }
 
 static int hello_make(const struct handshake *h, struct data_hello *ret_hello)

@@ -106,6 +106,142 @@ static void expect_sum(struct scene *scene, uint64_t round)
 	}
 }
 
+/* -- Ranks wait for one another ------------------------------------------------------------------------------------- */
+
+/* Rank 2 waits for a tensor to which the others have not come, and they for one to which it has not. */
+static void block(struct scene *scene, const struct declared *other, uint32_t rank, uint64_t round)
+{
+	(void)ask(scene, rank);
+	asked_submit(&scene->asked[rank],
+		     (struct declared *)&(rank == 2 ? other : scene->tensor)[rank], round);
+	agent_blocked(&scene->asked[rank].base, false);
+}
+
+/* Said again while it is so, as by libbps_client. */
+static void stay_blocked(struct scene *scene)
+{
+	for (uint32_t i = 0; i < 4;) {
+		if (scene->asked[i].done) {
+			i++;
+			continue;
+		}
+		ASSERT_OK(loop_turn(scene->world->loop, 20));
+		for (uint32_t j = i; j < 4; j++)
+			if (!scene->asked[j].done)
+				agent_blocked(&scene->asked[j].base, false);
+	}
+}
+
+TEST(ranks_that_wait_for_one_another_hear_of_it)
+{
+	static const uint32_t orders[][4] = { { 0, 1, 2, 3 }, { 2, 3, 1, 0 }, { 3, 0, 1, 2 } };
+
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *other = world_declare(scene->world, "other", DTYPE_FLOAT32, N);
+		uint64_t round = 1;
+
+		for (size_t i = 0; i < ARRAY_SIZE(orders); i++) {
+			for (size_t j = 0; j < 4; j++)
+				block(scene, other, orders[i][j], round);
+			stay_blocked(scene);
+			expect_all_failed(scene, -EDEADLK, " in tensor ");
+			expect_all_failed(scene, -EDEADLK, "rank 2");
+			expect_failed(scene, 2, -EDEADLK, "tensor other, round ");
+			expect_failed(scene, 0, -EDEADLK, "tensor grad, round ");
+			/* Whoever comes later hears so, too. */
+			for (uint32_t j = 0; j < 4; j++) {
+				(void)ask(scene, j);
+				asked_submit(&scene->asked[j], &(j == 2 ? scene->tensor : other)[j],
+					     round);
+			}
+			expect_all_failed(scene, -EDEADLK, " in tensor ");
+			expect_sum(scene, ++round);
+			for (uint32_t j = 0; j < 4; j++) {
+				(void)ask(scene, j);
+				asked_submit(&scene->asked[j], &other[j], round);
+			}
+			for (uint32_t j = 0; j < 4; j++)
+				expect_failed(scene, j, 0, "");
+			round++;
+		}
+	}
+}
+
+TEST(nobody_waits_for_who_has_come)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *other = world_declare(scene->world, "other", DTYPE_FLOAT32, N);
+		struct asked early[4];
+
+		/* Rank 2 waits for what all others have submitted: it will come to what they wait for. */
+		for (uint32_t i = 0; i < 4; i++) {
+			if (i == 2)
+				continue;
+			early[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[i], N,
+					    scene->output[i], N);
+			asked_submit(&early[i], &other[i], 1);
+			block(scene, other, i, 1);
+		}
+		block(scene, other, 2, 1);
+		expect_failed(scene, 2, 0, "");
+		(void)ask(scene, 2);
+		submit(scene, 2, 1);
+		for (uint32_t i = 0; i < 4; i++)
+			expect_failed(scene, i, 0, "");
+	}
+}
+
+TEST(who_waits_for_a_time_of_its_own_is_not_blocked)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *other = world_declare(scene->world, "other", DTYPE_FLOAT32, N);
+
+		for (uint32_t i = 0; i < 4; i++) {
+			ask(scene, i)->base.timeout_ms = i == 2 ? 200 : 60000;
+			asked_submit(&scene->asked[i], &(i == 2 ? other : scene->tensor)[i], 1);
+			agent_blocked(&scene->asked[i].base, false);
+		}
+		expect_failed(scene, 2, -ETIME, "within 200 ms");
+		(void)ask(scene, 2);
+		submit(scene, 2, 1);
+		for (uint32_t i = 0; i < 4; i++)
+			expect_failed(scene, i, 0, "");
+	}
+}
+
+TEST(who_goes_on_is_not_blocked)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *other = world_declare(scene->world, "other", DTYPE_FLOAT32, N);
+		struct asked late[4];
+
+		block(scene, other, 2, 1);
+		agent_blocked(&scene->asked[2].base, true);
+		for (uint32_t i = 0; i < 4; i++)
+			if (i != 2)
+				block(scene, other, i, 1);
+		/* After what nodes say has come to all of them. */
+		late[2] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[2], N,
+				   scene->output[2], N);
+		asked_submit(&late[2], &scene->tensor[2], 1);
+		for (uint32_t i = 0; i < 4; i++)
+			if (i != 2)
+				expect_failed(scene, i, 0, "");
+		for (uint32_t i = 0; i < 4; i++) {
+			if (i == 2)
+				continue;
+			late[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[i], N,
+					   scene->output[i], N);
+			asked_submit(&late[i], &other[i], 1);
+		}
+		expect_failed(scene, 2, 0, "");
+	}
+}
+
 /* -- Ranks disagree about a round ----------------------------------------------------------------------------------- */
 
 TEST(operations_differ)

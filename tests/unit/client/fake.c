@@ -584,6 +584,15 @@ static void session_request(struct fake *fake, struct fake_session *session,
 		fake->told.n_cancels++;
 		session_end(session, request->cancel->slot, -ECANCELED, "cancelled by rank 0");
 		break;
+	case BPS__CONTROL__REQUEST__BODY_BLOCKED:
+		ASSERT_TRUE(fake->features & CONTROL_FEATURE_BLOCKED);
+		(void)session_drain(fake, session, false);
+		ASSERT_EQ(shm_slots(session->shm)[request->blocked->slot].ticket,
+			  request->blocked->ticket);
+		fake->told.blocked_slot = request->blocked->slot;
+		fake->told.blocked_over = request->blocked->over;
+		fake->told.n_blocked++;
+		break;
 	case BPS__CONTROL__REQUEST__BODY_LEAVE:
 		(void)session_drain(fake, session, false);
 		answer_leave(fake, session, request->id, request->leave->error);

@@ -39,7 +39,7 @@ struct fake_session {
 /* What it was told. */
 struct fake_told {
 	unsigned n_sessions, n_gone, n_joins, n_leaves, n_shares, n_unshares, n_declares, n_cancels,
-		n_entries;
+		n_entries, n_blocked;
 	char leave_error[64]; /* of the last Leave; "": in good order */
 	uint64_t shared_len;
 	struct {
@@ -52,6 +52,8 @@ struct fake_told {
 	char name[256], shape[64]; /* of the last Declare */
 	uint64_t elements, declare_id;
 	uint32_t cancelled_slot;
+	uint32_t blocked_slot; /* of the last Blocked */
+	bool blocked_over;
 	unsigned n_resumes;
 	uint64_t resumed_job, hello_features;
 	uint64_t hello_id;		 /* of the last Hello that has no answer; or 0 */

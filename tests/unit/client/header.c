@@ -130,6 +130,7 @@ static void use_operations(void)
 	EXPECT(bps_request_poll(request) < 0);
 	EXPECT(bps_request_wait(request, 0) < 0);
 	EXPECT(bps_request_wait_stream(request, NULL, 0) < 0);
+	EXPECT(bps_request_blocked(request, 1) < 0);
 	EXPECT(bps_request_cancel(request) < 0);
 	EXPECT(bps_request_rows(request, &rows) < 0);
 	EXPECT(bps_request_contributions(request, &rows) < 0);

@@ -279,6 +279,7 @@ static int use_in_child(struct fake *fake, struct bps_client *client)
 	ASSERT_FAILS(bps_barrier(client, 0, &request), EPERM, "fork");
 	ASSERT_FAILS(bps_request_poll(inherited_request), EPERM, "fork");
 	ASSERT_FAILS(bps_request_wait(inherited_request, 0), EPERM, "fork");
+	ASSERT_FAILS(bps_request_blocked(inherited_request, 1), EPERM, "fork");
 	ASSERT_FAILS(bps_request_cancel(inherited_request), EPERM, "fork");
 	bps_request_free(inherited_request);
 	bps_tensor_free(inherited_tensor);
@@ -381,6 +382,7 @@ TEST(null_clients)
 	ASSERT_FAILS(bps_memory_alloc(NULL, 0, &memory), EINVAL, "NULL");
 	ASSERT_FAILS(bps_request_poll(NULL), EINVAL, "NULL");
 	ASSERT_FAILS(bps_request_wait(NULL, 0), EINVAL, "NULL");
+	ASSERT_FAILS(bps_request_blocked(NULL, 1), EINVAL, "NULL");
 	ASSERT_FAILS(bps_request_cancel(NULL), EINVAL, "NULL");
 	ASSERT_STR(bps_request_error(NULL), "");
 	bps_request_free(NULL);

@@ -88,6 +88,46 @@ TEST(cancel)
 	bps_request_free(request);
 }
 
+TEST(blocked)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = NULL;
+	struct bps_request *request;
+
+	FAKE_SET(fake, features, fake->features | CONTROL_FEATURE_BLOCKED);
+	client = fake_join(fake, 0, 2);
+	FAKE_SET(fake, hold, true);
+	request = barrier(client);
+	ASSERT_OK(bps_request_blocked(request, 1));
+	fake_await(fake, &fake->told.n_blocked, 1);
+	ASSERT_EQ(told(fake)->blocked_slot, told(fake)->entry.slot);
+	ASSERT_TRUE(!told(fake)->blocked_over);
+	ASSERT_OK(bps_request_blocked(request, 0));
+	fake_await(fake, &fake->told.n_blocked, 2);
+	ASSERT_TRUE(told(fake)->blocked_over);
+	fake_complete(fake, 0, -EDEADLK, "rank 1 waits for it");
+	ASSERT_FAILS(bps_request_wait(request, BPS_FOREVER), EDEADLK, "rank 1 waits for it");
+	/* What has ended blocks nobody. */
+	ASSERT_OK(bps_request_blocked(request, 1));
+	ASSERT_EQ(told(fake)->n_blocked, 2);
+	bps_request_free(request);
+}
+
+TEST(daemons_that_do_not_ask_what_blocks)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	struct bps_request *request;
+
+	FAKE_SET(fake, hold, true);
+	request = barrier(client);
+	ASSERT_OK(bps_request_blocked(request, 1));
+	ASSERT_OK(bps_request_cancel(request));
+	ASSERT_FAILS(bps_request_wait(request, BPS_FOREVER), ECANCELED, "cancelled by rank 0");
+	ASSERT_EQ(told(fake)->n_blocked, 0);
+	bps_request_free(request);
+}
+
 TEST(daemon_that_dies_during_a_wait)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();

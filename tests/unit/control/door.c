@@ -333,6 +333,18 @@ uint64_t trainer_send_cancel(struct trainer *trainer, uint32_t slot, uint64_t ti
 	return trainer_send(trainer, &request, NULL, 0);
 }
 
+uint64_t trainer_send_blocked(struct trainer *trainer, uint32_t slot, uint64_t ticket)
+{
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+	Bps__Control__Blocked blocked = BPS__CONTROL__BLOCKED__INIT;
+
+	blocked.slot = slot;
+	blocked.ticket = ticket;
+	request.body_case = BPS__CONTROL__REQUEST__BODY_BLOCKED;
+	request.blocked = &blocked;
+	return trainer_send(trainer, &request, NULL, 0);
+}
+
 /* -- Memory and ring ---------------------------------------------------------------------------------------------- */
 
 int memory_new(size_t len, void **ret_data)

@@ -86,6 +86,7 @@ uint64_t trainer_send_leave(struct trainer *trainer);
 uint64_t trainer_send_share(struct trainer *trainer, uint32_t number, int fd, uint64_t len);
 uint64_t trainer_send_unshare(struct trainer *trainer, uint32_t number);
 uint64_t trainer_send_cancel(struct trainer *trainer, uint32_t slot, uint64_t ticket);
+uint64_t trainer_send_blocked(struct trainer *trainer, uint32_t slot, uint64_t ticket);
 
 /* A sealed memfd of len bytes, mapped at *ret_data (munmap() it). */
 int memory_new(size_t len, void **ret_data);

@@ -874,6 +874,51 @@ TEST(cancel_ends_it_everywhere)
 	ring_close(&ring);
 }
 
+TEST(ranks_that_wait_for_one_another_are_told)
+{
+	struct ring ring;
+	struct trainer *trainers = ring.trainers;
+	char text[ERROR_TEXT_MAX + 1];
+	struct shm_entry entries[2];
+	uint64_t declares[2];
+	uint32_t slots[2];
+
+	ring_open(&ring, 2);
+	for (uint32_t i = 0; i < 2; i++)
+		declares[i] = trainer_send_declare(&trainers[i], 2, "other", DTYPE_FLOAT32, 100);
+	for (uint32_t i = 0; i < 2; i++) {
+		ASSERT_EQ(trainer_answer(&trainers[i], declares[i], NULL), 0);
+		entries[i] = trainer_entry(i + 1, 1, 1, 1, 100);
+		slots[i] = trainer_post(&trainers[i], &entries[i]);
+	}
+	/* Of a request that there is. */
+	ASSERT_EQ(trainer_answer(&trainers[0], trainer_send_blocked(&trainers[0], slots[0], 99),
+				 NULL),
+		  0);
+	ASSERT_EQ(trainer_answer(&trainers[0], trainer_send_blocked(&trainers[0], SHM_SLOTS, 1),
+				 NULL),
+		  0);
+	ASSERT_EQ(
+		trainer_answer(&trainers[1], trainer_send_blocked(&trainers[1], slots[1], 1), NULL),
+		0);
+	ASSERT_TRUE(!trainer_done(&trainers[0], slots[0]) && !trainer_done(&trainers[1], slots[1]));
+	ASSERT_EQ(
+		trainer_answer(&trainers[0], trainer_send_blocked(&trainers[0], slots[0], 1), NULL),
+		0);
+	ASSERT_EQ(trainer_wait(&trainers[0], slots[0], text), -EDEADLK);
+	ASSERT_STR(text, "tensor tensor, round 1: rank 0 waits for rank 1, and rank 1 waits for "
+			 "rank 0 in tensor other, round 1");
+	ASSERT_EQ(trainer_wait(&trainers[1], slots[1], text), -EDEADLK);
+	ASSERT_STR(text, "tensor other, round 1: rank 1 waits for rank 0, and rank 0 waits for "
+			 "rank 1 in tensor tensor, round 1");
+	for (uint32_t i = 0; i < 2; i++)
+		ASSERT_EQ(
+			trainer_wait(&trainers[i], trainer_post(&trainers[i], &entries[!i]), text),
+			-EDEADLK);
+	expect_sum(&ring, 2);
+	ring_close(&ring);
+}
+
 /* A request refers to all that was posted before; others have their turns meanwhile. */
 TEST(a_request_behind_a_full_ring_waits_for_turns)
 {

@@ -289,6 +289,39 @@ TEST(full_pieces_of_rows_fit_a_part)
 	ASSERT_EQ(data_rows_len(1, DATA_ROW_MAX), DATA_PAYLOAD_MAX);
 }
 
+TEST(names_of_what_ranks_are_blocked_in)
+{
+	char names[2][TENSOR_NAME_MAX + 1], payload[DATA_BLOCKED_MAX], longest[TENSOR_NAME_MAX + 1];
+	struct data_header header = { .missed_round = 1 };
+
+	memset(longest, 'x', TENSOR_NAME_MAX);
+	longest[TENSOR_NAME_MAX] = 0;
+	header.len = data_blocked_pack(longest, longest, payload);
+	ASSERT_EQ(header.len, DATA_BLOCKED_MAX);
+	ASSERT_TRUE(data_blocked_unpack(&header, payload, names));
+	ASSERT_STR(names[0], longest);
+	ASSERT_STR(names[1], longest);
+	header.len = data_blocked_pack("a", "bc", payload);
+	ASSERT_TRUE(data_blocked_unpack(&header, payload, names));
+	ASSERT_STR(names[0], "a");
+	ASSERT_STR(names[1], "bc");
+	/* Both names, of which neither is empty or cannot be shown, or one alone. */
+	header.len = 2;
+	ASSERT_TRUE(!data_blocked_unpack(&header, payload, names));
+	header.len = 1;
+	ASSERT_TRUE(!data_blocked_unpack(&header, payload, names));
+	header.len = data_blocked_pack("", "bc", payload);
+	ASSERT_TRUE(!data_blocked_unpack(&header, payload, names));
+	header.len = data_blocked_pack("a", "b\n", payload);
+	ASSERT_TRUE(!data_blocked_unpack(&header, payload, names));
+	header.missed_round = 0;
+	ASSERT_TRUE(!data_blocked_unpack(&header, payload, names));
+	header.len = data_blocked_pack("a", NULL, payload);
+	ASSERT_TRUE(data_blocked_unpack(&header, payload, names));
+	ASSERT_STR(names[0], "a");
+	ASSERT_STR(names[1], "");
+}
+
 TEST(answers_and_failures_are_bounded)
 {
 	EXPECT_GOOD(h.op = DATA_OK, h.len = DATA_SETUP_MAX);
@@ -323,6 +356,14 @@ TEST(answers_and_failures_are_bounded)
 	EXPECT_BAD("status", h.op = DATA_OTHERS_FOLLOW, h.cookie = 0, h.len = 1);
 	EXPECT_BAD("too long", h.op = DATA_OTHERS_FOLLOW, h.cookie = 0, h.status = EPIPE,
 		   h.len = ERROR_TEXT_MAX + 1);
+	EXPECT_GOOD(h.op = DATA_BLOCKED, h.cookie = 0, h.round = 0, h.len = TENSOR_NAME_MAX);
+	EXPECT_GOOD(h.op = DATA_BLOCKED, h.cookie = 0, h.round = 1, h.len = DATA_BLOCKED_MAX);
+	EXPECT_BAD("round or tensor", h.op = DATA_BLOCKED, h.cookie = 0, h.round = 0,
+		   h.len = TENSOR_NAME_MAX + 1);
+	EXPECT_BAD("round or tensor", h.op = DATA_BLOCKED, h.cookie = 0, h.round = 1,
+		   h.len = DATA_BLOCKED_MAX + 1);
+	EXPECT_BAD("round or tensor", h.op = DATA_BLOCKED, h.cookie = 0, h.len = 0);
+	EXPECT_BAD("round or tensor", h.op = DATA_BLOCKED, h.cookie = 0, h.len = 1, h.key = 0);
 	EXPECT_GOOD(h.op = DATA_BEGUN, h.cookie = 0, h.len = 1);
 	EXPECT_BAD("round or tensor", h.op = DATA_OTHERS_BEGUN, h.cookie = 0, h.len = 0);
 	EXPECT_GOOD(h.op = DATA_BEGUN, h.cookie = 0, h.len = TENSOR_NAME_MAX, h.operation = 0,

@@ -335,7 +335,7 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 		peer->far->told[peer->end].stopping++;
 		return 0;
 	}
-	if (header->op == DATA_ORDINAL) {
+	if (header->op == DATA_ORDINAL || header->op == DATA_BLOCKED) {
 		ASSERT_TRUE(header->node == peer->end || header->node >= FAR_ENDS);
 		peer->far->told[peer->end].ordinal = *header;
 		(void)snprintf(peer->far->told[peer->end].text, ERROR_TEXT_MAX + 1, "%.*s",

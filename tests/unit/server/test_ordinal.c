@@ -1,5 +1,6 @@
 /*
- * What nodes say of operations that all ranks submit in one order: who hears what, and how often.
+ * What nodes say of operations that all ranks submit in one order, and of what their ranks are blocked in: who hears what, and how
+ * often.
  */
 #include "base/clock.h"
 #include "base/order/ordinals.h"
@@ -226,4 +227,94 @@ TEST(what_means_nothing_is_not_told)
 	differs(far, &layout, 2, 10007 - ORDINALS_KEPT, "they do");
 	far_notice(far, 4, DATA_ORDINAL, layout.job, 0, 10007, 0, EILSEQ, "they do");
 	expect_told(far, 0, 0, 0);
+}
+
+/* -- What ranks are blocked in -------------------------------------------------------------------------------------- */
+
+/* Rank `rank` of a node is blocked in a round of a tensor; missed: and `by` in that round of another, or NULL. */
+static void blocked(struct far *far, const struct layout *layout, uint32_t node, uint32_t rank,
+		    const char *tensor, const char *missed, uint32_t by)
+{
+	char names[DATA_BLOCKED_MAX];
+	struct data_header header = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_BLOCKED,
+		.job = layout->job,
+		.tensor_round = 3,
+		.missed_round = missed ? 5 : 0,
+		.missed_by = by,
+		.node = node,
+		.rank = rank,
+	};
+
+	header.len = data_blocked_pack(tensor, missed, names);
+	far->ops->notice(far, node, &header, names);
+}
+
+TEST(what_a_rank_is_blocked_in_is_told_to_all)
+{
+	FAR = far_new(NULL);
+	struct layout layout = formed(far);
+
+	now_ns = 100 * NSEC_PER_SEC;
+	blocked(far, &layout, 1, 1, "a", NULL, 0);
+	expect_told(far, 1, 0, 1);
+	ASSERT_EQ(far->told[2].ordinal.op, DATA_BLOCKED);
+	ASSERT_EQ(far->told[2].ordinal.tensor_round, 3);
+	ASSERT_EQ(far->told[2].ordinal.missed_round, 0);
+	ASSERT_EQ(far->told[2].ordinal.rank, 1);
+	ASSERT_STR(far->told[2].text, "a");
+	/* What all wait in is told once in a second; and something else at once. */
+	blocked(far, &layout, 2, 2, "a", NULL, 0);
+	expect_told(far, 0, 0, 0);
+	blocked(far, &layout, 2, 2, "b", NULL, 0);
+	expect_told(far, 1, 1, 0);
+	now_ns += NSEC_PER_SEC;
+	blocked(far, &layout, 2, 2, "b", NULL, 0);
+	expect_told(far, 1, 1, 0);
+	/* To those that know what it is. */
+	now_ns += NSEC_PER_SEC;
+	far_old(far, 0, true);
+	blocked(far, &layout, 2, 2, "b", NULL, 0);
+	expect_told(far, 0, 1, 0);
+}
+
+TEST(what_a_rank_has_not_come_to_is_told_to_whom_it_keeps_waiting)
+{
+	FAR = far_new(NULL);
+	struct layout layout = formed(far);
+
+	blocked(far, &layout, 1, 1, "a", "b", 2);
+	expect_told(far, 0, 0, 1);
+	ASSERT_EQ(far->told[2].ordinal.missed_round, 5);
+	ASSERT_EQ(far->told[2].ordinal.missed_by, 2);
+	ASSERT_EQ(far->told[2].ordinal.rank, 1);
+	ASSERT_EQ(far->told[2].ordinal.len, 3);
+	/* A node speaks for its ranks alone, of ranks and names that there are. */
+	blocked(far, &layout, 1, 0, "a", "b", 2);
+	blocked(far, &layout, 1, 0, "a", NULL, 0);
+	blocked(far, &layout, 1, 3, "a", "b", 2);
+	blocked(far, &layout, 1, 1, "a", "b", 3);
+	blocked(far, &layout, 1, 1, "a\x1b", "b", 2);
+	blocked(far, &layout, 1, 1, "a", "b\x1b", 2);
+	expect_told(far, 0, 0, 0);
+}
+
+TEST(what_ranks_are_blocked_in_is_bounded_too)
+{
+	FAR = far_new(NULL);
+	struct layout layout = attached(far, 0);
+	unsigned most = JOB_RANKS_MAX / MANY;
+
+	now_ns = 100 * NSEC_PER_SEC;
+	for (unsigned i = 0; i < 2 * most; i++)
+		blocked(far, &layout, 1, 1, i % 2 ? "a" : "b", NULL, 0);
+	expect_told(far, most, 0, most);
+	blocked(far, &layout, 1, 1, "a", "b", 2);
+	expect_told(far, 0, 0, 0);
+	now_ns += NSEC_PER_SEC;
+	for (unsigned i = 0; i < 2 * JOB_RANKS_MAX; i++)
+		blocked(far, &layout, 1, 1, "a", "b", 2);
+	expect_told(far, 0, 0, JOB_RANKS_MAX);
 }

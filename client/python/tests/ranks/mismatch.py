@@ -1,7 +1,9 @@
-"""Operations without names differ among ranks: all are told at once, and the job goes on. Four ranks; one is alone."""
+"""Operations differ among ranks: all are told at once, and the job goes on. Four ranks; one is alone."""
 
+import signal
 import sys
 import threading
+import time
 
 import checks
 import numpy as np
@@ -128,6 +130,79 @@ def check_the_order():
         raise first
 
     differ(lambda: start(4, 3), lambda: start(3, 4), "float32.3", "float32.4")
+
+
+def named(name, shape=3):
+    return lambda: bps.push_pull(ones(shape), name=name)
+
+
+def check_names_differ():
+    differ(named("alone"), named("others"), "push_pull.alone", "push_pull.others")
+
+
+def check_operations_of_a_name():
+    differ(lambda: bps.broadcast(ones(3), 0, name="ways"), named("ways"), "broadcast.ways", "push_pull.ways")
+
+
+def check_shapes_of_a_name_in_use():
+    for _ in range(2):
+        named("in use", (2, 3))()
+    differ(named("in use", (3, 2)), named("in use", (2, 3)), "push_pull.in use", "push_pull.in use.float32.3x2")
+
+
+def check_the_order_of_calls_with_names():
+    def one_after_the_other(*names):
+        for name in names:
+            named(name)()
+
+    names = "one", "another"
+    differ(lambda: one_after_the_other(*reversed(names)), lambda: one_after_the_other(*names), *names)
+
+
+def check_what_is_under_way():
+    """Each rank has begun more than it waits for."""
+
+    def wait_for_both(name):
+        handles = [bps.push_pull_async(ones(3), name=each) for each in ("of all", name)]
+        for handle in handles:
+            handle.wait()
+
+    differ(lambda: wait_for_both("of one"), lambda: wait_for_both("of three"), "push_pull.of one", "push_pull.of three")
+
+
+MOMENT_S = 0.5  # in which the other ranks would be told that this one is blocked
+
+
+def check_who_is_late_is_not_blocked():
+    if bps.rank() == ALONE:
+        time.sleep(MOMENT_S)
+    named("late")()
+
+
+def check_another_thread_may_begin_it():
+    def later(name):
+        time.sleep(MOMENT_S)
+        named(name)()
+
+    if bps.rank() == ALONE:
+        thread = threading.Thread(target=later, args=("of a thread",))
+        thread.start()
+        named("of all threads")()
+        thread.join()
+    else:
+        named("of a thread")()
+        named("of all threads")()
+
+
+def check_a_handler_may_begin_it():
+    if bps.rank() == ALONE:
+        before = signal.signal(signal.SIGALRM, lambda *_: named("of a handler")())
+        signal.setitimer(signal.ITIMER_REAL, MOMENT_S)
+        named("of the program")()
+        signal.signal(signal.SIGALRM, before)
+    else:
+        named("of a handler")()
+        named("of the program")()
 
 
 def check_names_need_no_order():

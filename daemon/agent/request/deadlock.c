@@ -1,0 +1,233 @@
+/*
+ * Ranks that wait for one another: one is blocked in a round, its process does nothing else before that has ended, and
+ * another has not come to it, being blocked in a round to which the first has not come. Neither round can end, now or
+ * later, so both fail at once.
+ *
+ * What ranks of one node are blocked in is compared here. Through servers each node tells the job's home of it, and the
+ * home all others. A node whose blocked rank has not come to that round answers so, naming what its own is blocked in.
+ * The first node then knows both, fails its round, and says the same of that other round; so the second fails that one.
+ * agent_blocked() is agent.h's, for control/; agent.c brings what the home says.
+ */
+#include "agent/request/deadlock.h"
+#include "agent/round/round.h"
+#include "proto/text.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+/* A rank that waits is told of after longer: nobody has more told by saying it more often. */
+#define TELL_NS (100 * NSEC_PER_MSEC)
+
+/* A rank that is blocked, and in what. */
+struct blocked {
+	const char *tensor; /* its name */
+	uint64_t round;
+	uint32_t rank;
+};
+
+/* Whether a round ends only once all ranks have come to it. */
+static bool waits_for_all(const struct agent_job *job)
+{
+	return job->state == JOB_RUNNING && !job->resumption.suspended && !job->shape.elastic &&
+	       !stragglers_any(&job->shape.stragglers);
+}
+
+/* The round that a local rank is blocked in, or NULL. */
+static struct agent_round *round_of(const struct agent_job *job, uint32_t index)
+{
+	const struct agent_request *request = job->deadlock.ranks[index].request;
+
+	return request ? request->in : NULL;
+}
+
+static struct blocked describe(const struct agent_round *round, uint32_t index)
+{
+	return (struct blocked){ round->tensor->name, round->number,
+				 round->job->layout.rank_of_local[index] };
+}
+
+static bool is_round(const struct agent_round *round, const struct blocked *blocked)
+{
+	return round->number == blocked->round && !strcmp(round->tensor->name, blocked->tensor);
+}
+
+static bool has_come(const struct agent_job *job, uint32_t index, const struct blocked *blocked)
+{
+	const struct agent_tensor *tensor = agent_tensor_find(job, blocked->tensor);
+
+	return tensor && tensor->reached[index] >= blocked->round;
+}
+
+/* Fails a round in which a rank is blocked, to which `other` has not come. Long names are cut, so that all is in the text. */
+static void fail(struct agent_round *round, uint32_t rank, const struct blocked *other)
+{
+	struct failure failure;
+
+	agent_round_describe(round, &failure, -EDEADLK,
+			     "rank %u waits for rank %u, and rank %u waits for rank %u in tensor "
+			     "%.90s, round %" PRIu64,
+			     rank, other->rank, other->rank, rank, other->tensor, other->round);
+	agent_round_fail(round, &failure, true);
+}
+
+/* -- Ranks of this node -------------------------------------------------------------------------------------------- */
+
+/* A rank here that keeps this one waiting, and that waits for it; or its own index. */
+static uint32_t find_other(const struct agent_job *job, uint32_t index)
+{
+	const struct agent_round *round = round_of(job, index);
+
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		const struct agent_round *other = round_of(job, i);
+
+		if (other && other != round && !round->ranks[i].came && !other->ranks[index].came)
+			return i;
+	}
+	return index;
+}
+
+/* Fails what two ranks here are blocked in. With the first round the job may end, and with it the second. */
+static void fail_both(struct agent_job *job, uint32_t a, uint32_t b)
+{
+	struct agent_round *rounds[2] = { round_of(job, a), round_of(job, b) };
+	struct blocked blocked[2] = { describe(rounds[0], a), describe(rounds[1], b) };
+
+	agent_job_hold(job);
+	fail(rounds[0], blocked[0].rank, &blocked[1]);
+	if (round_of(job, b) == rounds[1])
+		fail(rounds[1], blocked[1].rank, &blocked[0]);
+	agent_job_release(job);
+}
+
+/* -- The job's home ------------------------------------------------------------------------------------------------ */
+
+/* missed: what the rank has not come to, where another is blocked; or NULL. */
+static void say(struct agent_job *job, const struct blocked *blocked, const struct blocked *missed)
+{
+	char names[DATA_BLOCKED_MAX];
+	struct data_header header = {
+		.op = DATA_BLOCKED,
+		.job = job->number,
+		.node = job->shape.node,
+		.tensor_round = blocked->round,
+		.rank = blocked->rank,
+		.missed_round = missed ? missed->round : 0,
+		.missed_by = missed ? missed->rank : 0,
+	};
+	struct peer *peer = agent_setup_peer(job, job->fleet.home_number);
+
+	header.len = data_blocked_pack(blocked->tensor, missed ? missed->tensor : NULL, names);
+	/* What does not arrive is said again while the rank is blocked. */
+	if (peer && peer_has(peer, DATA_FEATURE_BLOCKED))
+		(void)peer_notice(peer, &header, names);
+}
+
+/* The first tells for all ranks here that are blocked in this round. */
+static void tell_home(struct agent_job *job, uint32_t index)
+{
+	struct agent_blocked *rank = &job->deadlock.ranks[index];
+	const struct agent_round *round = round_of(job, index);
+	struct blocked blocked = describe(round, index);
+	uint64_t now_ns = clock_now_ns();
+
+	for (uint32_t i = 0; i < index; i++)
+		if (round_of(job, i) == round)
+			return;
+	if (rank->told_ns && now_ns - rank->told_ns < TELL_NS)
+		return;
+	rank->told_ns = now_ns;
+	say(job, &blocked, NULL);
+}
+
+/* A rank of another node is blocked: one here that keeps it waiting, and is blocked in something else, answers. */
+static void answer(struct agent_job *job, const struct blocked *blocked)
+{
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		const struct agent_round *round = round_of(job, i);
+		struct blocked own;
+
+		if (!round || is_round(round, blocked) || has_come(job, i, blocked))
+			continue;
+		own = describe(round, i);
+		say(job, &own, blocked);
+		return;
+	}
+}
+
+/* A rank of another node is blocked, and has not come to what one here may be blocked in. */
+static void compare(struct agent_job *job, const struct blocked *blocked,
+		    const struct blocked *missed)
+{
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		struct agent_round *round = round_of(job, i);
+
+		if (!round || job->layout.rank_of_local[i] != missed->rank ||
+		    !is_round(round, missed) || has_come(job, i, blocked))
+			continue;
+		say(job, missed, blocked);
+		fail(round, missed->rank, blocked);
+		return;
+	}
+}
+
+void agent_deadlock_heard(struct agent_job *job, const struct data_header *header,
+			  const void *payload)
+{
+	char names[2][TENSOR_NAME_MAX + 1];
+	struct blocked blocked = { names[0], header->tensor_round, header->rank };
+	struct blocked missed = { names[1], header->missed_round, header->missed_by };
+
+	if (!job->deadlock.n_blocked || !waits_for_all(job) ||
+	    !data_blocked_unpack(header, payload, names))
+		return;
+	if (missed.round)
+		compare(job, &blocked, &missed);
+	else
+		answer(job, &blocked);
+}
+
+/* -- What a rank says ---------------------------------------------------------------------------------------------- */
+
+static int begin(struct agent_job *job)
+{
+	struct agent_deadlock *deadlock = &job->deadlock;
+
+	if (!deadlock->ranks)
+		deadlock->ranks = bulk_take(&job->memory.bulk,
+					    job->layout.n_local * sizeof(deadlock->ranks[0]));
+	return deadlock->ranks ? 0 : error_origin(-errno);
+}
+
+static uint32_t index_of(const struct agent_round *round, const struct agent_request *request)
+{
+	uint32_t i = 0;
+
+	while (i < agent_round_n_local(round) && round->ranks[i].request != request)
+		i++;
+	return i;
+}
+
+void agent_blocked(struct agent_request *request, bool over)
+{
+	struct agent_round *round = request->in;
+	struct agent_job *job = round ? round->job : NULL;
+	uint32_t index, other;
+
+	/* Who gives an operation a time of its own may go on after it. Without memory for it, deadlines tell. */
+	if (!round || round->failure.status || request->own_deadline || !waits_for_all(job) ||
+	    begin(job))
+		return;
+	index = index_of(round, request);
+	if (index == agent_round_n_local(round))
+		return;
+	if (!over || job->deadlock.ranks[index].request == request)
+		agent_deadlock_over(&job->deadlock, index);
+	if (over)
+		return;
+	job->deadlock.ranks[index].request = request;
+	job->deadlock.n_blocked++;
+	other = find_other(job, index);
+	if (other != index)
+		fail_both(job, index, other);
+	else if (job->distributed)
+		tell_home(job, index);
+}

@@ -1,0 +1,34 @@
+/*
+ * Ranks that wait for one another. Private to agent/.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct agent_job;
+struct agent_request;
+struct data_header;
+
+/* A local rank. */
+struct agent_blocked {
+	struct agent_request *request; /* that it is blocked in, or NULL */
+	uint64_t told_ns;	       /* when the home was told of it last; 0: never */
+};
+
+/* What ranks here are blocked in: deadlock.c. */
+struct agent_deadlock {
+	struct agent_blocked *ranks; /* by local number; NULL: none was ever blocked */
+	uint32_t n_blocked;
+};
+
+/* A local rank is blocked in nothing any more. */
+static inline void agent_deadlock_over(struct agent_deadlock *deadlock, uint32_t index)
+{
+	deadlock->n_blocked -= deadlock->ranks[index].request != NULL;
+	deadlock->ranks[index].request = NULL;
+}
+
+/* The home says what a rank of another node is blocked in. */
+void agent_deadlock_heard(struct agent_job *job, const struct data_header *header,
+			  const void *payload);
