@@ -18,6 +18,7 @@
 #define PID	   1000
 #define STALENESS  2 /* in JOB_STALE */
 #define NOBODY	   UINT32_MAX
+#define BLOCKED_NS (3 * NSEC_PER_SEC) /* it is said again */
 
 enum trainer_state {
 	TRAINER_AWAY,	 /* from its daemon; connects */
@@ -53,6 +54,7 @@ struct request {
 	int64_t *input_rows, *output_rows; /* numbers of rows */
 	uint64_t n_input_rows, n_rows;	   /* n_rows: of the result */
 	struct agent_outcome outcome;
+	struct posted *posted; /* in this session; NULL: not yet, or it has ended */
 };
 
 struct trainer {
@@ -66,6 +68,7 @@ struct trainer {
 	struct tensor tensors[SIM_TENSORS];
 	struct list flying, past;
 	unsigned n_past;
+	struct request *blocked; /* the trainer does nothing before it has ended; or NULL */
 	uint64_t slow_until_ns;
 	struct event event;
 	struct rng rng;
@@ -622,6 +625,9 @@ static void on_done(struct agent_request *base, const struct failure *failure)
 	free(posted);
 	if (!trainer)
 		return;
+	request->posted = NULL;
+	if (trainer->blocked == request)
+		trainer->blocked = NULL;
 	trace("rank %u: %s round %" PRIu64 " done", trainer->rank, request->tensor->name,
 	      request->round);
 	check_end(trainer, request, failure);
@@ -752,8 +758,21 @@ static void post(struct session *session, void *what)
 		posted->base.reduction = !posted->base.reduction;
 	trace("rank %u: posts %s round %" PRIu64, session->trainer->rank, tensor->name,
 	      request->round);
+	request->posted = posted;
 	agent_submit(&session->declarations[tensor_number(session->trainer, tensor)], &posted->base,
 		     NULL);
+}
+
+static void block(struct session *session, void *what)
+{
+	struct request *request = session->trainer->blocked;
+
+	(void)what;
+	if (!request || !request->posted)
+		return;
+	trace("rank %u: is blocked in %s round %" PRIu64, session->trainer->rank,
+	      request->tensor->name, request->round);
+	agent_blocked(&request->posted->base, false);
 }
 
 static void leave(struct session *session, void *what)
@@ -856,9 +875,19 @@ static void run(struct trainer *trainer)
 		event_set(&trainer->event, trainer->slow_until_ns);
 		return;
 	}
+	if (trainer->blocked) {
+		ask(trainer->session, block, NULL);
+		event_set(&trainer->event, world->now_ns + BLOCKED_NS);
+		return;
+	}
 	tensor = pick(trainer);
 	if (tensor) {
-		ask(trainer->session, post, request_new(trainer, tensor));
+		struct request *request = request_new(trainer, tensor);
+
+		ask(trainer->session, post, request);
+		/* In one order nobody waits for who waits for others, whatever each is blocked in. */
+		if (world->schedule->kind == JOB_ORDERED && rng_chance(&trainer->rng, 25))
+			trainer->blocked = request;
 		compute(trainer);
 	} else if (has_ended(trainer) && world->leaving) {
 		trainer->state = TRAINER_LEAVING;
