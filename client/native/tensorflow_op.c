@@ -913,7 +913,7 @@ const char *bps_tensorflow_failure(void)
 int bps_tensorflow_attach(struct bps_client *client, int32_t set)
 {
 	struct attachment *here = malloc(sizeof(*here));
-	struct operation *operation;
+	struct operation *operation, *next;
 
 	if (!here)
 		return -ENOMEM;
@@ -925,13 +925,16 @@ int bps_tensorflow_attach(struct bps_client *client, int32_t set)
 		SLIST_INIT(&module.late);
 	}
 	(void)pthread_mutex_lock(&module.mutex);
-	while ((operation = SLIST_FIRST(&module.late))) {
-		SLIST_REMOVE_HEAD(&module.late, link);
-		operation_release(operation);
-	}
+	next = SLIST_FIRST(&module.late);
+	SLIST_INIT(&module.late);
 	module.pid = getpid();
 	SLIST_INSERT_HEAD(&module.attachments, here, link);
 	(void)pthread_mutex_unlock(&module.mutex);
+	/* Their tensors may wait for the interpreter, whose lock another thread may hold that waits for the mutex. */
+	while ((operation = next)) {
+		next = SLIST_NEXT(operation, link);
+		operation_release(operation);
+	}
 	return 0;
 }
 
