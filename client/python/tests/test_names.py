@@ -1,12 +1,14 @@
 """The page bps_names(7): held to the names of Horovod and BytePS, and to what bps has under them.
 
-names/*.json has what their modules export, with the signatures, as found in their source distributions.
+names/*.json has what their modules export, with the signatures, as found in their source distributions; names/signatures.txt
+what the functions of bps and of its adapters take.
 """
 
 import ast
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
 import pathlib
 import re
@@ -14,8 +16,9 @@ import re
 import pytest
 from conftest import TOP, needs_build
 
+NAMES = pathlib.Path(__file__).parent / "names"
 PAGE = TOP / "man" / "bps_names.7.scd"
-LISTS = sorted((pathlib.Path(__file__).parent / "names").glob("*.json"))
+LISTS = sorted(NAMES.glob("*.json"))
 ORIGINALS = {module: names for path in LISTS for module, names in json.loads(path.read_text()).items()}
 # What is there to refuse with a way out, and how it is called.
 REFUSED = {"start_timeline": ("timeline.json",), "broadcast_global_variables": (0,)}
@@ -67,7 +70,7 @@ def test_every_name_has_one_row(module):
 
 def adapter(ours, monkeypatch):
     """The module of bps, or a skip where its framework is not."""
-    framework = ours.split(".")[1]
+    framework = ours.partition(".")[2].partition(".")[0] or "numpy"
     if framework == "keras" and importlib.util.find_spec("tensorflow") is None:
         monkeypatch.setenv("KERAS_BACKEND", "torch")
     try:
@@ -173,3 +176,83 @@ def test_what_the_page_says(original, monkeypatch):
             found = check_same(module, name, ORIGINALS[original][name], here)
         complaints += [f"{ours}.{name} {complaint}" for complaint in found]
     assert not complaints, "\n".join(complaints)
+
+
+# -- What the functions of bps and of its adapters take
+
+
+ADAPTERS = ("bps.torch", "bps.tensorflow", "bps.keras", "bps.jax", "bps.mxnet")
+
+
+def read_signatures():
+    """({function: {module: signature}}, {"other default" or "other order": the names of which this is said})"""
+    functions, rows, said = {}, None, {"other default": [], "other order": []}
+    for line in (NAMES / "signatures.txt").read_text().splitlines():
+        before, _, after = line.partition(": ")
+        if before in said:
+            said[before] += after.partition(":")[0].split(", ")
+        elif line.startswith("    "):
+            modules = ADAPTERS if before.strip() == "each adapter" else before.strip().split(", ")
+            rows.update(dict.fromkeys(modules, after))
+        elif line and not line.startswith("#"):
+            rows = functions.setdefault(line, {})
+    return functions, said
+
+
+SIGNATURES, SAID = read_signatures()
+
+
+class Shown:
+    """A default, as a program writes it."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __repr__(self):
+        from bps import Reduction
+        from bps._compression import NoneCompressor
+        from bps._horovod import global_process_set
+
+        if isinstance(self.value, Reduction):
+            return self.value.name.capitalize()
+        named = {NoneCompressor: "Compression.none", global_process_set: "global_process_set"}
+        return next((name for value, name in named.items() if value is self.value), repr(self.value))
+
+
+def shown(function):
+    signature = inspect.signature(function)
+    each = signature.parameters.values()
+    return str(signature.replace(parameters=[p if p.default is p.empty else p.replace(default=Shown(p.default)) for p in each]))
+
+
+@needs_build
+@pytest.mark.parametrize("ours", ("bps", *ADAPTERS))
+def test_signatures(ours, monkeypatch):
+    module = adapter(ours, monkeypatch)
+    functions = {name: getattr(module, name) for name in module.__all__ if inspect.isfunction(getattr(module, name))}
+    assert {name: shown(function) for name, function in functions.items()} == {
+        name: rows[ours] for name, rows in SIGNATURES.items() if ours in rows
+    }
+    assert not [name for name, function in functions.items() if not function.__doc__]
+
+
+def test_signatures_of_adapters_are_alike():
+    other_default, other_order = set(), set()
+    for name, rows in SIGNATURES.items():
+        # Defaults as text: those that are no literals have names that this module does not know.
+        parsed = [ast.parse(f"def f{signature}: pass").body[0].args for signature in dict.fromkeys(rows.values())]
+        for one, other in itertools.combinations([dict(pairs_of(arguments)) for arguments in parsed], 2):
+            both = [parameter for parameter in one if parameter in other]
+            other_default.update(parameter for parameter in both if one[parameter] != other[parameter])
+            if both != [parameter for parameter in other if parameter in one]:
+                other_order.add(name)
+    assert {"other default": sorted(other_default), "other order": sorted(other_order)} == {
+        what: sorted(names) for what, names in SAID.items()
+    }
+
+
+def pairs_of(arguments):
+    """(name, default as text, or None) of each."""
+    positional = arguments.posonlyargs + arguments.args
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults + arguments.kw_defaults
+    return [(a.arg, d and ast.unparse(d)) for a, d in zip(positional + arguments.kwonlyargs, defaults)]
