@@ -4,6 +4,8 @@ A Span is a piece of memory. Functions that need one message return its Request;
 after the other, are generators that yield each Request and return the result, to be run by a Handle.
 """
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import functools
@@ -14,11 +16,17 @@ import threading
 import time
 import weakref
 from _thread import start_new_thread
+from typing import TYPE_CHECKING
 
 from . import _client
 from ._completer import completer_of
 from ._errors import BpsError, BpsMembershipError, BpsTimeoutError, BpsValueError
 from ._library import VARIABLE, DType, Operation, Order, Reduction, SubmitParams
+
+if TYPE_CHECKING:  # ParamSpec came with Python 3.10
+    from typing import Any, Callable, ParamSpec
+
+    P = ParamSpec("P")
 
 
 class Span:
@@ -186,7 +194,7 @@ class _Operation:
         steps.close()
 
 
-def waits_for(start):
+def waits_for(start: Callable[P, Any]) -> Callable[[Callable], Callable[P, Any]]:
     """Makes of a function that has but a name and words one that calls start() with its arguments, and waits for the result."""
 
     def decorate(function):
@@ -198,6 +206,37 @@ def waits_for(start):
         return call
 
     return decorate
+
+
+def form_of(whole: Callable[P, Any], without=()) -> Callable[[Callable], Callable[P, Any]]:
+    """Gives function(tensor, ..., **asked) the parameters of whole(), but for the first, which is its own, and those that it is without.
+    All but the first come to it by name. What is not given does not come: who takes asked has the defaults.
+    """
+    rest = [p for p in list(inspect.signature(whole).parameters.values())[1:] if p.name not in without]
+
+    def decorate(function):
+        signature = inspect.Signature([*inspect.signature(function).parameters.values()][:1] + rest)
+        names = tuple(signature.parameters)
+        known = frozenset(names)
+
+        @functools.wraps(function)
+        def form(*args, **kwargs):
+            if len(args) > len(names) or not known.issuperset(kwargs):
+                wrong = ", ".join(sorted(kwargs.keys() - known)) or f"{len(args)} arguments"
+                raise TypeError(f"{function.__name__}() takes {', '.join(names)}, and not {wrong}")
+            if len(args) > 1:
+                return function(args[0], **dict(zip(names[1:], args[1:])), **kwargs)
+            return function(*args, **kwargs)
+
+        form.__signature__ = signature
+        return form
+
+    return decorate
+
+
+def group_names(name, count):
+    """The i-th tensor of a group called x is called x.i. Names are left out for all or for none."""
+    return [None if name is None else f"{name}.{i}" for i in range(count)]
 
 
 class _Open:
@@ -653,3 +692,18 @@ def choose_reduction(average, op, default=Reduction.AVERAGE):
     if average is None:
         return default
     return Reduction.AVERAGE if average else Reduction.SUM
+
+
+def check_predivide(factor, reduction):
+    if factor != 1.0 and reduction != Reduction.AVERAGE:
+        raise ValueError("gradient_predivide_factor needs op=Average")
+
+
+def check_average(reduction, of_bool):
+    if of_bool and reduction == Reduction.AVERAGE:
+        raise TypeError("bool has no average: give op=Sum (or), Max (or) or Min (and)")
+
+
+def check_differentiable(reduction):
+    if reduction not in (Reduction.SUM, Reduction.AVERAGE):
+        raise RuntimeError("only sums and averages over ranks can be differentiated")

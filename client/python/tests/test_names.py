@@ -256,3 +256,28 @@ def pairs_of(arguments):
     positional = arguments.posonlyargs + arguments.args
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults + arguments.kw_defaults
     return [(a.arg, d and ast.unparse(d)) for a, d in zip(positional + arguments.kwonlyargs, defaults)]
+
+
+def test_a_form_has_the_parameters_of_the_whole():
+    from bps import _ops
+
+    def whole(tensor, average=None, name=None, compression="none", op=None):
+        pass
+
+    @_ops.form_of(whole, without=["compression"])
+    def form(tensors, name="given to nobody", **asked):
+        """Of several."""
+        return tensors, name, asked
+
+    assert str(inspect.signature(form)) == "(tensors, average=None, name=None, op=None)"
+    assert (form.__name__, form.__doc__) == ("form", "Of several.")
+    assert form(1, True, "x", op=2) == (1, "x", {"average": True, "op": 2})
+    assert form(tensors=1, name=None) == (1, None, {})
+    for args, kwargs, text in (
+        ((1,), {"compression": 2}, "form() takes tensors, average, name, op, and not compression"),
+        ((1, 2, 3, 4, 5), {}, "form() takes tensors, average, name, op, and not 5 arguments"),
+        ((1, 2), {"average": 3}, "multiple values for keyword argument 'average'"),
+        ((), {"op": 1}, "missing 1 required positional argument: 'tensors'"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(text)):
+            form(*args, **kwargs)

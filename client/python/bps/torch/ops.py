@@ -23,7 +23,7 @@ from .. import _client, _ops
 from .._errors import BpsValueError
 from .._horovod import Product, over_process_set
 from .._library import DType, Reduction
-from .._ops import Handle, Span, choose_reduction
+from .._ops import Handle, Span, choose_reduction, group_names
 from . import _devices, sparse
 from .compression import Compression
 
@@ -134,21 +134,26 @@ def _grad_names(names, operation=""):
 _WIDENED = (torch.float16, torch.bfloat16)
 
 
-def _reduction(average, op):
-    return op if op is Product and average is None else choose_reduction(average, op)
-
-
 class _Reducing:
-    """What a reduction is asked for beside its tensor."""
+    """What a reduction is asked for beside its tensor. process_set is for over_process_set()."""
 
     def __init__(
-        self, reduction, name=None, priority=0, prescale=1.0, postscale=1.0, timeout=None, output_dtype=None
+        self,
+        average=None,
+        name=None,
+        op=None,
+        prescale_factor=1.0,
+        postscale_factor=1.0,
+        process_set=None,
+        priority=0,
+        timeout=None,
+        output_dtype=None,
     ):
-        self.reduction = reduction
+        self.reduction = op if op is Product and average is None else choose_reduction(average, op)
         self.name = name
         self.priority = priority
-        self.prescale = prescale
-        self.postscale = postscale
+        self.prescale = prescale_factor
+        self.postscale = postscale_factor
         self.timeout = timeout
         self.output_dtype = output_dtype
         if output_dtype is not None and output_dtype not in DTYPES:
@@ -170,13 +175,9 @@ class _Reducing:
             source = source.to(self.output_dtype)
         return _scaled(source, self.prescale)
 
-    def check_differentiable(self):
-        if self.reduction not in (Reduction.SUM, Reduction.AVERAGE):
-            raise RuntimeError("only sums and averages over ranks can be differentiated")
-
     def factor(self):
         """What the gradient of a rank's share of a reduction is multiplied by: as in Horovod, size() times the derivative."""
-        self.check_differentiable()
+        _ops.check_differentiable(self.reduction)
         each = 1.0 if self.reduction == Reduction.AVERAGE else _client.current().size
         return self.prescale * self.postscale * each
 
@@ -189,8 +190,7 @@ class _Reducing:
             sparse.check(tensor, DTYPES)
         else:
             check_tensor(tensor)
-        if tensor.dtype == torch.bool and self.reduction == Reduction.AVERAGE:
-            raise TypeError("bool has no average: give op=Sum (or), Max (or) or Min (and)")
+        _ops.check_average(self.reduction, tensor.dtype == torch.bool)
 
     def check_rows(self, tensor):
         """For a reduction whose rows are scattered."""
@@ -247,27 +247,17 @@ class _Reduce(torch.autograd.Function):
     @_client.as_remembered
     def backward(ctx, *grads):
         """Every rank's result depends on every rank's input alike, so gradients are reduced as the values were."""
-        ctx.how.check_differentiable()
+        _ops.check_differentiable(ctx.how.reduction)
         return None, None, *_Reduce.apply(_grad_names(ctx.names), ctx.how, *grads)
 
 
-def push_pull_async(tensor, average=True, name=None, version=0, priority=0, timeout=None, output_dtype=None):
-    """Starts push_pull(). version is there for programs written for BytePS and has no effect."""
-    how = _Reducing(choose_reduction(average, None), name, priority, timeout=timeout, output_dtype=output_dtype)
-    return how.start(tensor, in_place=False)
-
-
-def push_pull_async_inplace(tensor, average=True, name=None, version=0, priority=0, timeout=None):
-    """Starts push_pull_inplace()."""
-    return _Reducing(choose_reduction(average, None), name, priority, timeout=timeout).start(tensor, in_place=True)
-
-
-@_ops.waits_for(push_pull_async_inplace)
-def push_pull_inplace():
-    """The average (or sum) of tensor over all ranks, written into it."""
-
-
-byteps_push_pull = push_pull_async_inplace
+def _compressed(function, tensors, names, how, compression):
+    """What _Reduce or _ReduceScatter makes of several tensors."""
+    for tensor in tensors:
+        check_kind(tensor)
+    packed = [compression.compress(tensor) for tensor in tensors]
+    results = function.apply(names, how, *[wire for wire, _ in packed])
+    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, packed)]
 
 
 def push_pull(
@@ -280,11 +270,32 @@ def push_pull(
     timeout=None,
     output_dtype=None,
 ):
-    """The average (or sum) of tensor over all ranks, as a new tensor. Can be differentiated."""
-    check_kind(tensor)
-    wire, ctx = compression.compress(tensor)
-    how = _Reducing(choose_reduction(average, None), None, priority, timeout=timeout, output_dtype=output_dtype)
-    return compression.decompress(_Reduce.apply([name], how, wire)[0], ctx)
+    """The average (or sum) of tensor over all ranks, as a new tensor. Can be differentiated.
+
+    version is there for programs written for BytePS and has no effect.
+    """
+    how = _Reducing(average, priority=priority, timeout=timeout, output_dtype=output_dtype)
+    return _compressed(_Reduce, [tensor], [name], how, compression)[0]
+
+
+@_ops.form_of(push_pull, without=["compression"])
+def push_pull_async(tensor, version=0, **asked):
+    """Starts push_pull()."""
+    return _Reducing(**asked).start(tensor, in_place=False)
+
+
+@_ops.form_of(push_pull, without=["compression", "output_dtype"])
+def push_pull_async_inplace(tensor, version=0, **asked):
+    """Starts push_pull_inplace()."""
+    return _Reducing(**asked).start(tensor, in_place=True)
+
+
+@_ops.waits_for(push_pull_async_inplace)
+def push_pull_inplace():
+    """The average (or sum) of tensor over all ranks, written into it."""
+
+
+byteps_push_pull = push_pull_async_inplace
 
 
 def accumulate_async(tensor, name, priority=0, timeout=None, all_ranks=False):
@@ -306,46 +317,6 @@ def accumulate():
 
 
 @over_process_set
-def allreduce_async(
-    tensor,
-    average=None,
-    name=None,
-    op=None,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    process_set=None,
-    priority=0,
-    timeout=None,
-    output_dtype=None,
-):
-    """Starts allreduce()."""
-    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout, output_dtype)
-    return how.start(tensor, in_place=False)
-
-
-@over_process_set
-def allreduce_async_(
-    tensor,
-    average=None,
-    name=None,
-    op=None,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    process_set=None,
-    priority=0,
-    timeout=None,
-):
-    """Starts allreduce_()."""
-    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
-    return how.start(tensor, in_place=True)
-
-
-@_ops.waits_for(allreduce_async_)
-def allreduce_():
-    """As allreduce(), into the tensor itself."""
-
-
-@over_process_set
 def allreduce(
     tensor,
     average=None,
@@ -363,10 +334,27 @@ def allreduce(
 
     Sums and averages can be differentiated.
     """
-    check_kind(tensor)
-    how = _Reducing(_reduction(average, op), None, priority, prescale_factor, postscale_factor, timeout, output_dtype)
-    wire, ctx = compression.compress(tensor)
-    return compression.decompress(_Reduce.apply([name], how, wire)[0], ctx)
+    how = _Reducing(average, None, op, prescale_factor, postscale_factor, process_set, priority, timeout, output_dtype)
+    return _compressed(_Reduce, [tensor], [name], how, compression)[0]
+
+
+@over_process_set
+@_ops.form_of(allreduce, without=["compression"])
+def allreduce_async(tensor, **asked):
+    """Starts allreduce()."""
+    return _Reducing(**asked).start(tensor, in_place=False)
+
+
+@over_process_set
+@_ops.form_of(allreduce, without=["compression", "output_dtype"])
+def allreduce_async_(tensor, **asked):
+    """Starts allreduce_()."""
+    return _Reducing(**asked).start(tensor, in_place=True)
+
+
+@_ops.waits_for(allreduce_async_)
+def allreduce_():
+    """As allreduce(), into the tensor itself."""
 
 
 @over_process_set
@@ -410,11 +398,6 @@ class GroupHandle:
             handle.cancel()
 
 
-def _group_names(name, tensors):
-    """The i-th tensor of a group called x is called x.i. Names are left out for all or for none."""
-    return [None if name is None else f"{name}.{i}" for i in range(len(tensors))]
-
-
 def _start_group(tensors, names, check, start):
     """Either all begin, or none does. start(tensor, name) gives a handle."""
     for tensor in tensors:
@@ -427,64 +410,29 @@ def _start_reductions(tensors, names, how, in_place):
 
 
 @over_process_set
-def grouped_allreduce_async(
-    tensors,
-    average=None,
-    name=None,
-    op=None,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    process_set=None,
-    priority=0,
-    timeout=None,
-    output_dtype=None,
-):
-    """Starts grouped_allreduce(). One handle for all; its result is the list."""
-    how = _Reducing(_reduction(average, op), None, priority, prescale_factor, postscale_factor, timeout, output_dtype)
-    return _start_reductions(tensors, _group_names(name, tensors), how, in_place=False)
+@_ops.form_of(allreduce)
+def grouped_allreduce(tensors, name=None, compression=Compression.none, **asked):
+    """The list of what allreduce() makes of each tensor, all under way together. Can be differentiated."""
+    return _compressed(_Reduce, tensors, group_names(name, len(tensors)), _Reducing(**asked), compression)
 
 
 @over_process_set
-def grouped_allreduce_async_(
-    tensors,
-    average=None,
-    name=None,
-    op=None,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    process_set=None,
-    priority=0,
-    timeout=None,
-):
+@_ops.form_of(allreduce_async)
+def grouped_allreduce_async(tensors, name=None, **asked):
+    """Starts grouped_allreduce(). One handle for all; its result is the list."""
+    return _start_reductions(tensors, group_names(name, len(tensors)), _Reducing(**asked), in_place=False)
+
+
+@over_process_set
+@_ops.form_of(allreduce_async_)
+def grouped_allreduce_async_(tensors, name=None, **asked):
     """Starts grouped_allreduce_()."""
-    how = _Reducing(_reduction(average, op), None, priority, prescale_factor, postscale_factor, timeout)
-    return _start_reductions(tensors, _group_names(name, tensors), how, in_place=True)
+    return _start_reductions(tensors, group_names(name, len(tensors)), _Reducing(**asked), in_place=True)
 
 
 @_ops.waits_for(grouped_allreduce_async_)
 def grouped_allreduce_():
     """As grouped_allreduce(), into the tensors themselves."""
-
-
-@over_process_set
-def grouped_allreduce(
-    tensors,
-    average=None,
-    name=None,
-    compression=Compression.none,
-    op=None,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    process_set=None,
-    priority=0,
-    timeout=None,
-    output_dtype=None,
-):
-    """The list of what allreduce() makes of each tensor, all under way together. Can be differentiated."""
-    how = _Reducing(_reduction(average, op), None, priority, prescale_factor, postscale_factor, timeout, output_dtype)
-    wires, contexts = zip(*map(compression.compress, tensors)) if tensors else ((), ())
-    results = _Reduce.apply(_group_names(name, tensors), how, *wires)
-    return [compression.decompress(result, ctx) for result, ctx in zip(results, contexts)]
 
 
 # -- broadcast
@@ -532,7 +480,7 @@ class _Broadcast(torch.autograd.Function):
     @_client.as_remembered
     def backward(ctx, grad):
         root_rank, name, timeout = ctx.arguments
-        how = _Reducing(Reduction.AVERAGE, timeout=timeout)
+        how = _Reducing(timeout=timeout)
         (total,) = _Reduce.apply(_grad_names([name], "broadcast."), how, grad)
         client = _client.current()
         if client.rank != client.number_of(root_rank):
@@ -599,7 +547,7 @@ def allgather_async(tensor, name=None, process_set=None, timeout=None):
 @over_process_set
 def grouped_allgather_async(tensors, name=None, process_set=None, timeout=None):
     """Starts grouped_allgather(). One handle for all; its result is the list."""
-    return _start_gathers(tensors, _group_names(name, tensors), lambda result, _: result, timeout)
+    return _start_gathers(tensors, group_names(name, len(tensors)), lambda result, _: result, timeout)
 
 
 class _AllGather(torch.autograd.Function):
@@ -616,7 +564,7 @@ class _AllGather(torch.autograd.Function):
     @_client.as_remembered
     def backward(ctx, *grads):
         names, timeout, rows, shapes = ctx.arguments
-        how = _Reducing(Reduction.AVERAGE, timeout=timeout)
+        how = _Reducing(timeout=timeout)
         totals = _Reduce.apply(_grad_names(names, "allgather."), how, *grads)
         rank = _client.current().rank
         mine = [
@@ -635,7 +583,7 @@ def allgather(tensor, name=None, process_set=None, timeout=None):
 @over_process_set
 def grouped_allgather(tensors, name=None, process_set=None, timeout=None):
     """The list of what allgather() makes of each tensor, all under way together. Can be differentiated."""
-    return list(_AllGather.apply(_group_names(name, tensors), timeout, *tensors)) if tensors else []
+    return list(_AllGather.apply(group_names(name, len(tensors)), timeout, *tensors)) if tensors else []
 
 
 def _start_alltoall(tensor, splits, name, timeout):
@@ -721,36 +669,9 @@ class _ReduceScatter(torch.autograd.Function):
         return None, None, *(_scaled(whole, factor) for whole in wholes)
 
 
-@over_process_set
-def reducescatter_async(
-    tensor,
-    name=None,
-    op=Reduction.AVERAGE,
-    process_set=None,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    timeout=None,
-    output_dtype=None,
-):
-    """Starts reducescatter()."""
-    how = _Reducing(Reduction(op), name, 0, prescale_factor, postscale_factor, timeout, output_dtype)
-    return _start_reducescatter(tensor, how)
-
-
-@over_process_set
-def grouped_reducescatter_async(
-    tensors,
-    name=None,
-    op=Reduction.AVERAGE,
-    process_set=None,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    timeout=None,
-    output_dtype=None,
-):
-    """Starts grouped_reducescatter(). One handle for all; its result is the list."""
-    how = _Reducing(Reduction(op), None, 0, prescale_factor, postscale_factor, timeout, output_dtype)
-    return _start_scatters(tensors, _group_names(name, tensors), how)
+def _scattering(op=Reduction.AVERAGE, **asked):
+    """Of a reducescatter, which has no products."""
+    return _Reducing(op=Reduction(op), **asked)
 
 
 @over_process_set
@@ -769,30 +690,30 @@ def reducescatter(
 
     Sums and averages can be differentiated.
     """
-    wire, ctx = compression.compress(tensor)
-    how = _Reducing(Reduction(op), None, 0, prescale_factor, postscale_factor, timeout, output_dtype)
-    return compression.decompress(_ReduceScatter.apply([name], how, wire)[0], ctx)
+    scale = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    how = _scattering(op, timeout=timeout, output_dtype=output_dtype, **scale)
+    return _compressed(_ReduceScatter, [tensor], [name], how, compression)[0]
 
 
 @over_process_set
-def grouped_reducescatter(
-    tensors,
-    name=None,
-    compression=Compression.none,
-    op=Reduction.AVERAGE,
-    process_set=None,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    timeout=None,
-    output_dtype=None,
-):
+@_ops.form_of(reducescatter, without=["compression"])
+def reducescatter_async(tensor, **asked):
+    """Starts reducescatter()."""
+    return _start_reducescatter(tensor, _scattering(**asked))
+
+
+@over_process_set
+@_ops.form_of(reducescatter)
+def grouped_reducescatter(tensors, name=None, compression=Compression.none, **asked):
     """The list of what reducescatter() makes of each tensor, all under way together."""
-    how = _Reducing(Reduction(op), None, 0, prescale_factor, postscale_factor, timeout, output_dtype)
-    if not tensors:
-        return []
-    wires, contexts = zip(*map(compression.compress, tensors))
-    results = _ReduceScatter.apply(_group_names(name, tensors), how, *wires)
-    return [compression.decompress(result, ctx) for result, ctx in zip(results, contexts)]
+    return _compressed(_ReduceScatter, tensors, group_names(name, len(tensors)), _scattering(**asked), compression)
+
+
+@over_process_set
+@_ops.form_of(reducescatter_async)
+def grouped_reducescatter_async(tensors, name=None, **asked):
+    """Starts grouped_reducescatter(). One handle for all; its result is the list."""
+    return _start_scatters(tensors, group_names(name, len(tensors)), _scattering(**asked))
 
 
 # -- The rest

@@ -6,7 +6,7 @@ import weakref
 import torch
 from torch.optim import optimizer as _torch_optimizer
 
-from .. import _client
+from .. import _client, _ops
 from .._horovod import over_process_set_if_in_it
 from .._library import Reduction
 from . import amp
@@ -202,8 +202,7 @@ def DistributedOptimizer(
     is (init(asynchronous=True), BPS_ASYNC, BYTEPS_ENABLE_ASYNC).
     """
     op = Reduction(op)
-    if gradient_predivide_factor != 1.0 and op != Reduction.AVERAGE:
-        raise ValueError("gradient_predivide_factor needs op=Average")
+    _ops.check_predivide(gradient_predivide_factor, op)
     if isinstance(optimizer, (_Distributed, _asynchronous._Asynchronous)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     known = _named(optimizer, named_parameters)
