@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 
 from .._library import Reduction
+from .._ops import check_predivide
 from .compression import Compression
 from .ops import allreduce
 
@@ -18,8 +19,7 @@ def allreduce_gradients(
     gradient_predivide_factor divides before and multiplies after the average, against overflow in 16 bits.
     """
     op = Reduction(op)
-    if gradient_predivide_factor != 1.0 and op != Reduction.AVERAGE:
-        raise ValueError("gradient_predivide_factor needs op=Average")
+    check_predivide(gradient_predivide_factor, op)
     return allreduce(
         gradients,
         name=name,

@@ -121,8 +121,7 @@ def allreduce(
     """
     arrays, back = _leaves(tree)
     reduction = choose_reduction(average, op)
-    if reduction == Reduction.AVERAGE and any(array.dtype == jnp.bool_ for array in arrays):
-        raise TypeError("bool has no average: give op=Sum (or), Max (or) or Min (and)")
+    _ops.check_average(reduction, any(array.dtype == jnp.bool_ for array in arrays))
     wires = [compression.compress(_scaled(array, prescale_factor)) for array in arrays]
     moved = _bind(
         [wire for wire, _ in wires], _leaf_names(tree, name), Operation.PUSH_PULL, reduction, priority=priority
@@ -139,15 +138,9 @@ def push_pull(tree, average=True, name=None, version=0, priority=0, compression=
 # -- broadcast
 
 
-def _check_root(root_rank):
-    size = _client.current().size
-    if not 0 <= root_rank < size:
-        raise ValueError(f"root rank {root_rank} is not one of the {size} ranks")
-
-
 def broadcast(tree, root_rank=0, name=None, priority=0):
     """The arrays of rank root_rank, on every rank. Can be differentiated."""
-    _check_root(root_rank)
+    _client.current().number_of(root_rank)
     arrays, back = _moved_leaves(tree)
     return back(_bind(arrays, _leaf_names(tree, name), Operation.BROADCAST, root=root_rank, priority=priority))
 
@@ -156,7 +149,7 @@ def broadcast_parameters(params, root_rank=0, name="Parameter."):
     """params of rank root_rank, on every rank: a new tree. Arrays and scalars of NumPy stay NumPy's, of the type that they have there.
     Leaves that are no arrays stay as they are.
     """
-    _check_root(root_rank)
+    _client.current().number_of(root_rank)
     leaves, structure = jax.tree_util.tree_flatten(params)
     moved, back = _moved_leaves([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
     # By type and size as well: a program may have several states.

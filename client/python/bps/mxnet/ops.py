@@ -13,7 +13,7 @@ import bps
 from .. import _client, _ops
 from .._horovod import check_process_set
 from .._library import DType, Reduction
-from .._ops import choose_reduction
+from .._ops import choose_reduction, group_names
 from . import _engine
 from .compression import from_params, wire_dtype
 
@@ -61,7 +61,7 @@ def _scaled(values, factor):
     return (values.astype(wide) * factor).astype(dtype)
 
 
-def _move(tensor, target, kind, name, dtype, submit, priority, prescale=1.0, postscale=1.0):
+def _move(tensor, target, kind, name, dtype, submit, priority, prescale_factor=1.0, postscale_factor=1.0):
     """Starts an operation on a slot: tensor goes in, submit(span, name, ordinal) gives the request, target gets what
     comes out.
     """
@@ -71,9 +71,9 @@ def _move(tensor, target, kind, name, dtype, submit, priority, prescale=1.0, pos
     slot = _engine.slot_of(_ops.tensor_name(kind, name, DType[dtype.upper()], tensor.shape), tensor.size, dtype)
     with autograd.pause():
         wire = slot.array.reshape(tensor.shape)  # the same memory, and the same to the engine
-        wire[:] = _scaled(tensor, prescale)
+        wire[:] = _scaled(tensor, prescale_factor)
         _engine.push(slot, lambda: _one(submit(slot.span, name, ordinal)), priority)
-        target[:] = wire if postscale == 1.0 else _scaled(wire.astype(target.dtype), postscale)
+        target[:] = wire if postscale_factor == 1.0 else _scaled(wire.astype(target.dtype), postscale_factor)
     return target
 
 
@@ -92,18 +92,17 @@ def allreduce_(
     compression=None,
 ):
     """Reduces tensor over all ranks, into itself: op is Average, Sum, Min or Max. A larger priority is more urgent."""
-    scale = (prescale_factor, postscale_factor)
-    return _reduce([tensor], [name], average, op, process_set, compression, priority, scale)[0]
+    scale = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    return _reduce([tensor], [name], average, op, process_set, compression, priority, **scale)[0]
 
 
-def _reduce(tensors, names, average, op, process_set, compression, priority, scale):
+def _reduce(tensors, names, average=None, op=None, process_set=None, compression=None, priority=0, **scale):
     """Either all begin, or none does. A failure that has come meanwhile, also of one of them, is raised by the next call."""
     check_process_set(process_set)
     _engine.raise_failure()
     reduction = choose_reduction(average, op)
     dtypes = [_check(tensor) for tensor in tensors]
-    if "bool" in dtypes and reduction == Reduction.AVERAGE:
-        raise TypeError("bool has no average: give op=Sum (or), Max (or) or Min (and)")
+    _ops.check_average(reduction, "bool" in dtypes)
     if compression is not None:
         dtypes = [wire_dtype(compression, dtype) for dtype in dtypes]
 
@@ -111,66 +110,27 @@ def _reduce(tensors, names, average, op, process_set, compression, priority, sca
         return _ops.push_pull(span, span, reduction, name, priority, ordinal=ordinal)
 
     return [
-        _move(tensor, tensor, "push_pull", name, dtype, submit, priority, *scale)
+        _move(tensor, tensor, "push_pull", name, dtype, submit, priority, **scale)
         for tensor, name, dtype in zip(tensors, names, dtypes)
     ]
 
 
-def allreduce(
-    tensor,
-    average=None,
-    name=None,
-    priority=0,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    process_set=None,
-    op=None,
-    compression=None,
-):
+@_ops.form_of(allreduce_)
+def allreduce(tensor, **asked):
     """As allreduce_(), into a new array."""
-    copy = _copied(tensor)
-    with autograd.pause():
-        return allreduce_(
-            copy, average, name, priority, prescale_factor, postscale_factor, process_set, op, compression
-        )
+    return allreduce_(_copied(tensor), **asked)
 
 
-def _group_names(tensors, name):
-    return [f"{name or 'noname.group'}.{i}" if name else None for i in range(len(tensors))]
-
-
-def grouped_allreduce_(
-    tensors,
-    average=None,
-    name=None,
-    priority=0,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    process_set=None,
-    op=None,
-    compression=None,
-):
+@_ops.form_of(allreduce_)
+def grouped_allreduce_(tensors, name=None, **asked):
     """allreduce_() of each of a list. They travel side by side, as all operations do."""
-    names, scale = _group_names(tensors, name), (prescale_factor, postscale_factor)
-    return _reduce(tensors, names, average, op, process_set, compression, priority, scale)
+    return _reduce(tensors, group_names(name, len(tensors)), **asked)
 
 
-def grouped_allreduce(
-    tensors,
-    average=None,
-    name=None,
-    priority=0,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    process_set=None,
-    op=None,
-    compression=None,
-):
+@_ops.form_of(allreduce_)
+def grouped_allreduce(tensors, **asked):
     """allreduce() of each of a list."""
-    copies = [_copied(t) for t in tensors]
-    return grouped_allreduce_(
-        copies, average, name, priority, prescale_factor, postscale_factor, process_set, op, compression
-    )
+    return grouped_allreduce_([_copied(t) for t in tensors], **asked)
 
 
 def _copied(tensor):
@@ -206,8 +166,7 @@ def broadcast_(tensor, root_rank, name=None, priority=0, process_set=None):
     check_process_set(process_set)
     _engine.raise_failure()
     dtype = _check(tensor)
-    if not 0 <= root_rank < _client.current().size:
-        raise ValueError(f"root rank {root_rank} is not one of the {_client.current().size} ranks")
+    _client.current().number_of(root_rank)
     return _move(
         tensor,
         tensor,
@@ -247,7 +206,7 @@ def allgather(tensor, name=None, priority=0, process_set=None):
 
 def grouped_allgather(tensors, name=None, priority=0, process_set=None):
     """allgather() of each of a list."""
-    return [allgather(t, n, priority, process_set) for t, n in zip(tensors, _group_names(tensors, name))]
+    return [allgather(t, n, priority, process_set) for t, n in zip(tensors, group_names(name, len(tensors)))]
 
 
 def alltoall(tensor, splits=None, name=None, priority=0, process_set=None):
@@ -278,18 +237,10 @@ def reducescatter(
     return _array(_scaled(bps.reducescatter(values, op, name), postscale_factor))
 
 
-def grouped_reducescatter(
-    tensors,
-    op=Reduction.AVERAGE,
-    name=None,
-    priority=0,
-    process_set=None,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-):
+@_ops.form_of(reducescatter)
+def grouped_reducescatter(tensors, name=None, **asked):
     """reducescatter() of each of a list."""
-    more = (priority, process_set, prescale_factor, postscale_factor)
-    return [reducescatter(t, op, n, *more) for t, n in zip(tensors, _group_names(tensors, name))]
+    return [reducescatter(t, name=n, **asked) for t, n in zip(tensors, group_names(name, len(tensors)))]
 
 
 def synchronize():
