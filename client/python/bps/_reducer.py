@@ -1,8 +1,10 @@
-"""What reducers for Keras' other backends have in common: the arguments of bps.tensorflow's, and local variables."""
+"""What reducers of gradients for TensorFlow and for Keras' other backends have in common: arguments, and local variables."""
 
-from .. import _client
-from .._horovod import global_process_set, over_process_set_if_in_it
-from .._library import Reduction
+from . import _client
+from ._compression import NoneCompressor
+from ._horovod import global_process_set, over_process_set_if_in_it
+from ._library import Reduction
+from ._ops import check_predivide
 
 
 class Reducer:
@@ -15,7 +17,7 @@ class Reducer:
     @over_process_set_if_in_it
     def __init__(
         self,
-        compression,
+        compression=NoneCompressor,
         sparse_as_dense=False,
         op=Reduction.AVERAGE,
         gradient_predivide_factor=1.0,
@@ -26,12 +28,15 @@ class Reducer:
         _client.remember(self)
         self.process_set = process_set
         self.op = Reduction(op)
-        if gradient_predivide_factor != 1.0 and self.op != Reduction.AVERAGE:
-            raise ValueError("gradient_predivide_factor needs op=Average")
+        check_predivide(gradient_predivide_factor, self.op)
+        if groups is not None and not isinstance(groups, (list, tuple)) and not int(groups) >= 0:
+            raise ValueError("groups must be a number from 0, or a list of lists of variables")
         self.compression = compression
+        self.sparse_as_dense = sparse_as_dense
         self.predivide = gradient_predivide_factor
+        self.groups = groups
         self.scale_local_gradients = scale_local_gradients
-        self.local = set()  # ids of variables whose gradients stay on their rank
+        self.local = set()  # what stands for variables whose gradients stay on their rank
 
     def register_local(self, variable):
         self.local.add(id(variable))

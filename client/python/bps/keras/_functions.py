@@ -68,8 +68,7 @@ def broadcast_variables(variables, root_rank):
         )
     handles = []
     for i, array in enumerate(arrays):
-        shape = "x".join(map(str, array.shape)) or "scalar"
-        name = f"keras.{i}.{array.dtype.name}.{shape}"
+        name = f"keras.{i}.{array.dtype.name}.{_client.shape_text(array.shape)}"
         handles.append(broadcast_async(_as_signed(array), root_rank, name))
     for variable, array, handle in zip(variables, arrays, handles):
         value = handle.wait()

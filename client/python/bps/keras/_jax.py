@@ -5,10 +5,10 @@ import re
 
 import jax
 
+from .. import _reducer
 from .._errors import error_from
 from .._horovod import check_process_set, global_process_set
 from ..jax.gradients import allreduce_gradients
-from . import _reducer
 
 
 def as_bps_errors(func):

@@ -6,6 +6,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from .._horovod import global_process_set, process_set_of_ranks
 from .._library import Reduction
+from .._ops import form_of
 from ._backend import BACKEND, IS_KERAS_2, Compression, Reducer, keras
 
 _HOOKS = ("_clip_gradients", "_backend_apply_gradients")
@@ -75,7 +76,7 @@ def is_distributed(optimizer):
     return hasattr(type(optimizer), "_bps")
 
 
-def DistributedOptimizer(
+def _distributed(
     optimizer,
     name=None,
     device_dense="",
@@ -89,17 +90,9 @@ def DistributedOptimizer(
     num_groups=0,
     groups=None,
     process_set=global_process_set,
+    local_layers=None,
     scale_local_gradients=True,
 ):
-    """Makes an optimizer step with gradients that are averaged (op: or summed, ...) over all ranks.
-
-    The optimizer itself is changed and returned: its state stays. Models saved with it load without bps. All ranks must
-    train the same variables. With backward_passes_per_step gradients of so many passes are added (averaged with
-    average_aggregated_gradients) before they are sent. gradient_predivide_factor divides before and multiplies after
-    the average, against overflow in 16 bits. groups (TensorFlow): a number or lists of variables, whose gradients are
-    sent together. process_set: the ranks that train together; others train by themselves (not on JAX). The arguments name
-    and the devices have no effect.
-    """
     base = optimizer.__class__
     keras_2 = _is_of_keras_2(base)
     if not keras_2 and (IS_KERAS_2 or not isinstance(optimizer, keras.optimizers.Optimizer)):
@@ -134,7 +127,31 @@ def DistributedOptimizer(
         raise ValueError("a LossScaleOptimizer averages over passes: give average_aggregated_gradients=True")
     passes = backward_passes_per_step if keras_2 else 1  # an optimizer of Keras 3 has them itself
     optimizer.__class__ = _distributed_class(mixin, base, reducer, averages, passes)
+    layers = [] if local_layers is None else local_layers
+    for layer in layers if isinstance(layers, (list, tuple, set)) else [layers]:
+        for variable in layer.trainable_weights:
+            optimizer.register_local_var(variable)
     return optimizer
+
+
+@form_of(_distributed, without=["local_layers"])
+def DistributedOptimizer(optimizer, **asked):
+    """Makes an optimizer step with gradients that are averaged (op: or summed, ...) over all ranks.
+
+    The optimizer itself is changed and returned: its state stays. Models saved with it load without bps. All ranks must
+    train the same variables. With backward_passes_per_step gradients of so many passes are added (averaged with
+    average_aggregated_gradients) before they are sent. gradient_predivide_factor divides before and multiplies after
+    the average, against overflow in 16 bits. groups (TensorFlow): a number or lists of variables, whose gradients are
+    sent together. process_set: the ranks that train together; others train by themselves (not on JAX). The arguments name
+    and the devices have no effect.
+    """
+    return _distributed(optimizer, **asked)
+
+
+@form_of(_distributed, without=["num_groups"])
+def PartialDistributedOptimizer(optimizer, **asked):
+    """DistributedOptimizer() but for the (built) layers local_layers, whose gradients stay on their rank."""
+    return _distributed(optimizer, **asked)
 
 
 def _mixin(base):
@@ -176,7 +193,7 @@ def _options_of(reducer, averages):
         "op": "" if reducer.op == Reduction.AVERAGE else reducer.op.name,
         "compression": next((n for n in _COMPRESSIONS if reducer.compression is getattr(Compression, n, None)), ""),
         "gradient_predivide_factor": "" if reducer.predivide == 1.0 else repr(float(reducer.predivide)),
-        "sparse_as_dense": "1" if getattr(reducer, "sparse_as_dense", False) else "",
+        "sparse_as_dense": "1" if reducer.sparse_as_dense else "",
         "scale_local_gradients": "" if reducer.scale_local_gradients else "0",
         "process_set": ",".join(map(str, reducer.process_set.ranks)) if _is_of_some(reducer.process_set) else "",
         "sums_passes": "" if averages else "1",
@@ -261,43 +278,3 @@ def _accumulate(optimizer, passes):
             f"{optimizer.gradient_accumulation_steps}"
         )
     optimizer.gradient_accumulation_steps = passes
-
-
-def PartialDistributedOptimizer(
-    optimizer,
-    name=None,
-    device_dense="",
-    device_sparse="",
-    compression=Compression.none,
-    sparse_as_dense=False,
-    gradient_predivide_factor=1.0,
-    op=Reduction.AVERAGE,
-    backward_passes_per_step=1,
-    average_aggregated_gradients=False,
-    groups=None,
-    process_set=global_process_set,
-    local_layers=None,
-    scale_local_gradients=True,
-):
-    """DistributedOptimizer() but for the (built) layers local_layers, whose gradients stay on their rank."""
-    optimizer = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        0,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
-    layers = [] if local_layers is None else local_layers
-    for layer in layers if isinstance(layers, (list, tuple, set)) else [layers]:
-        for variable in layer.trainable_weights:
-            optimizer.register_local_var(variable)
-    return optimizer

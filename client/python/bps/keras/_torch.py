@@ -2,8 +2,8 @@
 
 import torch
 
+from .. import _client, _reducer
 from ..torch import ops
-from . import _reducer
 
 
 def as_bps_errors(func):
@@ -17,8 +17,7 @@ class Reducer(_reducer.Reducer):
         under_way = []
         for i, gradient in zip(numbers, gradients):
             packed, ctx = self.compression.compress(gradient / self.predivide if self.predivide != 1.0 else gradient)
-            shape = "x".join(map(str, packed.shape)) or "scalar"
-            name = f"gradient.{i}.{str(packed.dtype)[6:]}.{shape}"
+            name = f"gradient.{i}.{str(packed.dtype)[6:]}.{_client.shape_text(packed.shape)}"
             under_way.append((ctx, ops.allreduce_async(packed, op=self.op, name=name, priority=-i)))
         results = [self.compression.decompress(handle.wait(), ctx) for ctx, handle in under_way]
         return [result * self.predivide for result in results] if self.predivide != 1.0 else results

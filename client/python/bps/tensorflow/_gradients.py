@@ -2,45 +2,17 @@
 
 import tensorflow as tf
 
-from .. import _client
-from .._horovod import global_process_set, over_process_set_if_in_it
-from .._library import Reduction
+from .. import _client, _reducer
 from . import _native
-from .compression import Compression
 from .ops import allreduce_sparse, reduce_all, scaled
 
 
-class Reducer:
+class Reducer(_reducer.Reducer):
     """How gradients are reduced. Called with gradients and their variables, it returns the reduced gradients.
 
     groups: a number or lists of variables whose gradients are to be sent together. Gradients leave as they are ready in
-    any case; a group's leave when the last of it is. A rank outside a process set reduces its own, by itself.
+    any case; a group's leave when the last of it is.
     """
-
-    @over_process_set_if_in_it
-    def __init__(
-        self,
-        compression=Compression.none,
-        sparse_as_dense=False,
-        op=Reduction.AVERAGE,
-        gradient_predivide_factor=1.0,
-        groups=None,
-        process_set=global_process_set,
-        scale_local_gradients=True,
-    ):
-        _client.remember(self)
-        self.process_set = process_set
-        self.op = Reduction(op)
-        if gradient_predivide_factor != 1.0 and self.op != Reduction.AVERAGE:
-            raise ValueError("gradient_predivide_factor needs op=Average")
-        if groups is not None and not isinstance(groups, (list, tuple)) and not int(groups) >= 0:
-            raise ValueError("groups must be a number from 0, or a list of lists of variables")
-        self.compression = compression
-        self.sparse_as_dense = sparse_as_dense
-        self.predivide = gradient_predivide_factor
-        self.groups = groups
-        self.scale_local_gradients = scale_local_gradients
-        self.local = set()  # references to variables whose gradients stay on their rank
 
     def register_local(self, variable):
         self.local.add(reference(variable))
@@ -117,8 +89,7 @@ def _name(i, tensor):
     """
     if not tensor.shape.is_fully_defined():
         return None
-    shape = "x".join(map(str, tensor.shape)) or "scalar"
-    return f"gradient.{i}.{tensor.dtype.name}.{shape}"
+    return f"gradient.{i}.{tensor.dtype.name}.{_client.shape_text(tensor.shape)}"
 
 
 def _in_order_of_computation(tensors):

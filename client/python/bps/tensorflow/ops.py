@@ -8,7 +8,7 @@ from .. import _client
 from .._errors import BpsValueError
 from .._horovod import Product, global_process_set, process_set_of
 from .._library import Reduction
-from .._ops import choose_reduction
+from .._ops import check_differentiable, choose_reduction, group_names
 from . import _native
 from ._native import over_process_set
 from .compression import Compression
@@ -24,11 +24,6 @@ def scaled(tensor, factor):
     elif wide.size < 4:
         wide = tf.float32
     return tf.cast(tf.cast(tensor, wide) * tf.cast(factor, wide), tensor.dtype)
-
-
-def check_differentiable(reduction):
-    if reduction not in (Reduction.SUM, Reduction.AVERAGE):
-        raise RuntimeError("only sums and averages over ranks can be differentiated")
 
 
 def _grad_name(name, operation=""):
@@ -109,18 +104,10 @@ def allreduce(
     once, ascending, added or averaged over all ranks. The devices are there for programs written for Horovod and BytePS
     and have no effect, as has ignore_name_scope.
     """
+    names = None if name is None else [name]
+    scale = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     return grouped_allreduce(
-        [tensor],
-        average,
-        device_dense,
-        device_sparse,
-        compression,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        ignore_name_scope,
-        None if name is None else [name],
+        [tensor], average, compression=compression, op=op, process_set=process_set, name=names, **scale
     )[0]
 
 
@@ -164,7 +151,7 @@ def grouped_allreduce(
 
 def _names(name, count):
     if name is None or isinstance(name, str):
-        return [None if name is None else f"{name}.{i}" for i in range(count)]
+        return group_names(name, count)
     if len(name) != count:
         raise ValueError(f"{len(name)} names for {count} tensors")
     return list(name)
@@ -340,16 +327,9 @@ def grouped_reducescatter(
     name=None,
 ):
     """reducescatter() of each of a list of tensors."""
+    more = (process_set, False, prescale_factor, postscale_factor)
     return [
-        reducescatter(
-            tensor,
-            compression=compression,
-            op=op,
-            name=n,
-            process_set=process_set,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-        )
+        reducescatter(tensor, device_dense, compression, op, n, *more)
         for tensor, n in zip(tensors, _names(name, len(tensors)))
     ]
 

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from .._horovod import global_process_set
 from .._library import Reduction
+from .._ops import form_of
 from ._gradients import Reducer, reference
 from .compression import Compression
 
@@ -50,42 +51,6 @@ def _flatten(structure):
     return tf.nest.flatten(structure, expand_composites=False)
 
 
-def _distribute(gradtape, reducer):
-    if isinstance(gradtape, _Distributed):
-        raise ValueError("the tape is a DistributedGradientTape already")
-    base = gradtape.__class__
-    gradtape.__class__ = type(base.__name__, (_Distributed, base), {"__module__": base.__module__})
-    gradtape._bps = reducer
-    gradtape._bps_whole = False
-    return gradtape
-
-
-def DistributedGradientTape(
-    gradtape,
-    device_dense="",
-    device_sparse="",
-    compression=Compression.none,
-    sparse_as_dense=False,
-    op=Reduction.AVERAGE,
-    gradient_predivide_factor=1.0,
-    num_groups=0,
-    groups=None,
-    process_set=global_process_set,
-    scale_local_gradients=True,
-):
-    """Makes a tape's gradients those of all ranks: the average, or what op says. The tape itself is changed and
-    returned.
-
-    sparse_as_dense: tf.IndexedSlices become dense tensors before; else they stay sparse. gradient_predivide_factor
-    divides before and multiplies after the average, against overflow in 16 bits. The devices have no effect.
-    """
-    groups = num_groups if groups is None and num_groups else groups
-    reducer = Reducer(
-        compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set, scale_local_gradients
-    )
-    return _distribute(gradtape, reducer)
-
-
 def PartialDistributedGradientTape(
     gradtape,
     device_dense="",
@@ -101,22 +66,30 @@ def PartialDistributedGradientTape(
     scale_local_gradients=True,
 ):
     """DistributedGradientTape() but for the layers local_layers, whose gradients stay on their rank."""
-    tape = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
+    groups = num_groups if groups is None and num_groups else groups
+    reducer = Reducer(
+        compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set, scale_local_gradients
     )
+    if isinstance(gradtape, _Distributed):
+        raise ValueError("the tape is a DistributedGradientTape already")
+    base = gradtape.__class__
+    gradtape.__class__ = type(base.__name__, (_Distributed, base), {"__module__": base.__module__})
+    gradtape._bps = reducer
+    gradtape._bps_whole = False
     for variable in variables_of(local_layers):
-        tape.register_local_source(variable)
-    return tape
+        gradtape.register_local_source(variable)
+    return gradtape
+
+
+@form_of(PartialDistributedGradientTape, without=["local_layers"])
+def DistributedGradientTape(gradtape, **asked):
+    """Makes a tape's gradients those of all ranks: the average, or what op says. The tape itself is changed and
+    returned.
+
+    sparse_as_dense: tf.IndexedSlices become dense tensors before; else they stay sparse. gradient_predivide_factor
+    divides before and multiplies after the average, against overflow in 16 bits. The devices have no effect.
+    """
+    return PartialDistributedGradientTape(gradtape, **asked)
 
 
 def variables_of(layers):
