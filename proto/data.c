@@ -528,6 +528,8 @@ static const char *check_blocked(const struct data_header *h)
 	if (!h->tensor_round || !h->len ||
 	    h->len > (h->missed_round ? DATA_BLOCKED_MAX : TENSOR_NAME_MAX))
 		return "an operation without round or tensor";
+	if (h->status && (h->status != EDEADLK || !h->missed_round))
+		return "no ranks that wait for one another";
 	return NULL;
 }
 

@@ -154,7 +154,8 @@ enum data_op {
 	DATA_OTHERS_BEGUN = 55,
 	/*
 	 * Either way, between an agent and the job's home: `rank` does nothing before `tensor_round` of the first tensor of the payload
-	 * has ended. With a `missed_round`: nor has the rank come to that round of the second, in which `missed_by` is blocked.
+	 * has ended. With a `missed_round`: nor has the rank come to that round of the second, in which `missed_by` is blocked. With a
+	 * status, EDEADLK: nor has that one come to the first, and both rounds fail.
 	 */
 	DATA_BLOCKED = 56,
 };
@@ -258,7 +259,7 @@ struct data_header {
 	uint8_t pad;
 	/* Of a job that outlives its daemons' processes, numbers modulo 2^32. See bps-protocol(7), DAEMON AND DAEMON. */
 	union {
-		int32_t status; /* ERROR, FAIL_*, ORDINAL, _FOLLOW: positive errno; else, but for those below, 0 */
+		int32_t status; /* ERROR, FAIL_*, ORDINAL, _FOLLOW, BLOCKED: positive errno; else, but for those below, 0 */
 		uint32_t acked;	     /* PUSH: what ACK says */
 		uint32_t released;   /* RESULT: what RELEASE says */
 		uint32_t attachment; /* OFFER: that of the server that it was for */

@@ -5,7 +5,9 @@
  *
  * What ranks of one node are blocked in is compared here. Through servers each node tells the job's home of it, and the
  * home all others. A node whose blocked rank has not come to that round answers so, naming what its own is blocked in.
- * The first node then knows both, fails its round, and says the same of that other round; so the second fails that one.
+ * The first node then knows both, and tells all nodes, which fail both rounds.
+ *
+ * Two rounds that ranks submit in one order are left to ordinal.c, after which ranks know where that order goes on.
  * agent_blocked() is agent.h's, for control/; agent.c brings what the home says.
  */
 #include "agent/request/deadlock.h"
@@ -29,6 +31,12 @@ static bool waits_for_all(const struct agent_job *job)
 {
 	return job->state == JOB_RUNNING && !job->resumption.suspended && !job->shape.elastic &&
 	       !stragglers_any(&job->shape.stragglers);
+}
+
+/* Whether all ranks submit it in one order with others: ordinal.c tells those that differ in it, and what is to be done next. */
+static bool is_in_order(const struct agent_job *job, uint32_t index)
+{
+	return agent_request_ordinal(job->deadlock.ranks[index].request);
 }
 
 /* The round that a local rank is blocked in, or NULL. */
@@ -57,16 +65,109 @@ static bool has_come(const struct agent_job *job, uint32_t index, const struct b
 	return tensor && tensor->reached[index] >= blocked->round;
 }
 
-/* Fails a round in which a rank is blocked, to which `other` has not come. Long names are cut, so that all is in the text. */
-static void fail(struct agent_round *round, uint32_t rank, const struct blocked *other)
+/* -- Two ranks that wait for one another --------------------------------------------------------------------------- */
+
+/* The newest that are known. A rank that comes to one of their rounds later has no other to tell it: not all need have the tensor. */
+#define KNOWN_MAX 16
+
+static void remember(struct agent_job *job, const struct blocked pair[2])
 {
+	struct agent_deadlock *deadlock = &job->deadlock;
+	struct agent_deadlock_known *known;
+
+	if (!deadlock->known)
+		deadlock->known =
+			bulk_take(&job->memory.bulk, KNOWN_MAX * sizeof(deadlock->known[0]));
+	if (!deadlock->known)
+		return;
+	known = &deadlock->known[deadlock->n_known++ % KNOWN_MAX];
+	for (unsigned i = 0; i < 2; i++) {
+		(void)snprintf(known->tensors[i], sizeof(known->tensors[i]), "%s", pair[i].tensor);
+		known->rounds[i] = pair[i].round;
+		known->ranks[i] = pair[i].rank;
+	}
+}
+
+/* Whether a round is one of those. */
+static bool recall(const struct agent_job *job, const struct agent_round *round,
+		   struct blocked ret_pair[2])
+{
+	const struct agent_deadlock *deadlock = &job->deadlock;
+
+	for (uint64_t i = 0; i < MIN(deadlock->n_known, (uint64_t)KNOWN_MAX); i++) {
+		const struct agent_deadlock_known *known = &deadlock->known[i];
+
+		for (unsigned j = 0; j < 2; j++)
+			ret_pair[j] = (struct blocked){ known->tensors[j], known->rounds[j],
+							known->ranks[j] };
+		if (is_round(round, &ret_pair[0]) || is_round(round, &ret_pair[1]))
+			return true;
+	}
+	return false;
+}
+
+/* Long names are cut, so that all is in the text. */
+static void fail(struct agent_job *job, const struct blocked *blocked, const struct blocked *other)
+{
+	struct agent_tensor *tensor = agent_tensor_find(job, blocked->tensor);
+	struct agent_round *round;
 	struct failure failure;
 
+	if (!tensor)
+		return;
+	list_for_each (round, &tensor->rounds, link)
+		if (round->number == blocked->round)
+			break;
+	if (&round->link == &tensor->rounds)
+		return;
 	agent_round_describe(round, &failure, -EDEADLK,
 			     "rank %u waits for rank %u, and rank %u waits for rank %u in tensor "
 			     "%.90s, round %" PRIu64,
-			     rank, other->rank, other->rank, rank, other->tensor, other->round);
+			     blocked->rank, other->rank, other->rank, blocked->rank, other->tensor,
+			     other->round);
 	agent_round_fail(round, &failure, true);
+}
+
+/* With the first round the job may end, and with it the second. */
+static void fail_both(struct agent_job *job, const struct blocked pair[2])
+{
+	agent_job_hold(job);
+	fail(job, &pair[0], &pair[1]);
+	if (job->state == JOB_RUNNING)
+		fail(job, &pair[1], &pair[0]);
+	agent_job_release(job);
+}
+
+/* missed: what the rank has not come to, where another is blocked, or NULL. found: nor has that other rank come. */
+static void say(struct agent_job *job, const struct blocked *blocked, const struct blocked *missed,
+		bool found)
+{
+	char names[DATA_BLOCKED_MAX];
+	struct data_header header = {
+		.op = DATA_BLOCKED,
+		.job = job->number,
+		.node = job->shape.node,
+		.tensor_round = blocked->round,
+		.rank = blocked->rank,
+		.missed_round = missed ? missed->round : 0,
+		.missed_by = missed ? missed->rank : 0,
+		.status = found ? EDEADLK : 0,
+	};
+	struct peer *peer = agent_setup_peer(job, job->fleet.home_number);
+
+	header.len = data_blocked_pack(blocked->tensor, missed ? missed->tensor : NULL, names);
+	/* What does not arrive is said again while the rank is blocked. */
+	if (peer && peer_has(peer, DATA_FEATURE_BLOCKED))
+		(void)peer_notice(peer, &header, names);
+}
+
+static void find(struct agent_job *job, const struct blocked pair[2])
+{
+	if (job->distributed) {
+		remember(job, pair);
+		say(job, &pair[0], &pair[1], true);
+	}
+	fail_both(job, pair);
 }
 
 /* -- Ranks of this node -------------------------------------------------------------------------------------------- */
@@ -79,47 +180,15 @@ static uint32_t find_other(const struct agent_job *job, uint32_t index)
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		const struct agent_round *other = round_of(job, i);
 
-		if (other && other != round && !round->ranks[i].came && !other->ranks[index].came)
+		if (!other || other == round || (is_in_order(job, index) && is_in_order(job, i)))
+			continue;
+		if (!round->ranks[i].came && !other->ranks[index].came)
 			return i;
 	}
 	return index;
 }
 
-/* Fails what two ranks here are blocked in. With the first round the job may end, and with it the second. */
-static void fail_both(struct agent_job *job, uint32_t a, uint32_t b)
-{
-	struct agent_round *rounds[2] = { round_of(job, a), round_of(job, b) };
-	struct blocked blocked[2] = { describe(rounds[0], a), describe(rounds[1], b) };
-
-	agent_job_hold(job);
-	fail(rounds[0], blocked[0].rank, &blocked[1]);
-	if (round_of(job, b) == rounds[1])
-		fail(rounds[1], blocked[1].rank, &blocked[0]);
-	agent_job_release(job);
-}
-
-/* -- The job's home ------------------------------------------------------------------------------------------------ */
-
-/* missed: what the rank has not come to, where another is blocked; or NULL. */
-static void say(struct agent_job *job, const struct blocked *blocked, const struct blocked *missed)
-{
-	char names[DATA_BLOCKED_MAX];
-	struct data_header header = {
-		.op = DATA_BLOCKED,
-		.job = job->number,
-		.node = job->shape.node,
-		.tensor_round = blocked->round,
-		.rank = blocked->rank,
-		.missed_round = missed ? missed->round : 0,
-		.missed_by = missed ? missed->rank : 0,
-	};
-	struct peer *peer = agent_setup_peer(job, job->fleet.home_number);
-
-	header.len = data_blocked_pack(blocked->tensor, missed ? missed->tensor : NULL, names);
-	/* What does not arrive is said again while the rank is blocked. */
-	if (peer && peer_has(peer, DATA_FEATURE_BLOCKED))
-		(void)peer_notice(peer, &header, names);
-}
+/* -- Ranks of other nodes ------------------------------------------------------------------------------------------ */
 
 /* The first tells for all ranks here that are blocked in this round. */
 static void tell_home(struct agent_job *job, uint32_t index)
@@ -135,7 +204,7 @@ static void tell_home(struct agent_job *job, uint32_t index)
 	if (rank->told_ns && now_ns - rank->told_ns < TELL_NS)
 		return;
 	rank->told_ns = now_ns;
-	say(job, &blocked, NULL);
+	say(job, &blocked, NULL, false);
 }
 
 /* A rank of another node is blocked: one here that keeps it waiting, and is blocked in something else, answers. */
@@ -148,7 +217,7 @@ static void answer(struct agent_job *job, const struct blocked *blocked)
 		if (!round || is_round(round, blocked) || has_come(job, i, blocked))
 			continue;
 		own = describe(round, i);
-		say(job, &own, blocked);
+		say(job, &own, blocked, false);
 		return;
 	}
 }
@@ -158,13 +227,12 @@ static void compare(struct agent_job *job, const struct blocked *blocked,
 		    const struct blocked *missed)
 {
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
-		struct agent_round *round = round_of(job, i);
+		const struct agent_round *round = round_of(job, i);
 
 		if (!round || job->layout.rank_of_local[i] != missed->rank ||
 		    !is_round(round, missed) || has_come(job, i, blocked))
 			continue;
-		say(job, missed, blocked);
-		fail(round, missed->rank, blocked);
+		find(job, (struct blocked[]){ *missed, *blocked });
 		return;
 	}
 }
@@ -176,13 +244,16 @@ void agent_deadlock_heard(struct agent_job *job, const struct data_header *heade
 	struct blocked blocked = { names[0], header->tensor_round, header->rank };
 	struct blocked missed = { names[1], header->missed_round, header->missed_by };
 
-	if (!job->deadlock.n_blocked || !waits_for_all(job) ||
-	    !data_blocked_unpack(header, payload, names))
+	if (!waits_for_all(job) || !data_blocked_unpack(header, payload, names))
 		return;
-	if (missed.round)
+	if (header->status) {
+		remember(job, (struct blocked[]){ blocked, missed });
+		fail_both(job, (struct blocked[]){ blocked, missed });
+	} else if (job->deadlock.n_blocked && missed.round) {
 		compare(job, &blocked, &missed);
-	else
+	} else if (job->deadlock.n_blocked) {
 		answer(job, &blocked);
+	}
 }
 
 /* -- What a rank says ---------------------------------------------------------------------------------------------- */
@@ -210,6 +281,7 @@ void agent_blocked(struct agent_request *request, bool over)
 {
 	struct agent_round *round = request->in;
 	struct agent_job *job = round ? round->job : NULL;
+	struct blocked pair[2];
 	uint32_t index, other;
 
 	/* Who gives an operation a time of its own may go on after it. Without memory for it, deadlines tell. */
@@ -226,8 +298,11 @@ void agent_blocked(struct agent_request *request, bool over)
 	job->deadlock.ranks[index].request = request;
 	job->deadlock.n_blocked++;
 	other = find_other(job, index);
-	if (other != index)
-		fail_both(job, index, other);
-	else if (job->distributed)
+	if (recall(job, round, pair))
+		fail_both(job, pair);
+	else if (other != index)
+		find(job, (struct blocked[]){ describe(round, index),
+					      describe(round_of(job, other), other) });
+	else if (job->distributed && !is_in_order(job, index))
 		tell_home(job, index);
 }

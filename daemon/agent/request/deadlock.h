@@ -3,6 +3,7 @@
  */
 #pragma once
 
+#include "proto/types.h"
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,10 +17,20 @@ struct agent_blocked {
 	uint64_t told_ns;	       /* when the home was told of it last; 0: never */
 };
 
+/* Two ranks of the job that have waited for one another, and in which rounds. */
+struct agent_deadlock_known {
+	char tensors[2][TENSOR_NAME_MAX + 1];
+	uint64_t rounds[2];
+	uint32_t ranks[2];
+};
+
 /* What ranks here are blocked in: deadlock.c. */
 struct agent_deadlock {
 	struct agent_blocked *ranks; /* by local number; NULL: none was ever blocked */
 	uint32_t n_blocked;
+	struct agent_deadlock_known
+		*known;	  /* a ring, of those over several nodes; NULL: there was none */
+	uint64_t n_known; /* ever */
 };
 
 /* A local rank is blocked in nothing any more. */

@@ -1,6 +1,6 @@
 /*
- * Ranks that wait for one another, at the job's home, which passes on what nodes say: what a rank is blocked in to all others, and
- * what a rank has not come to, where another is blocked, to the node of that one. Nodes compare (agent/request/deadlock.c). server.c
+ * Ranks that wait for one another, at the job's home, which passes on what nodes say: what a rank is blocked in, and that two wait for
+ * one another, to all others; what a rank has not come to, where another is blocked, to the node of that one. Nodes compare (agent/request/deadlock.c). server.c
  * calls. Control thread only.
  */
 #include "server/job/deadlock.h"
@@ -35,6 +35,7 @@ void deadlock_heard(struct job *job, uint32_t node, const struct data_header *he
 		.rank = header->rank,
 		.missed_round = header->missed_round,
 		.missed_by = header->missed_by,
+		.status = header->status,
 	};
 
 	if (job->state != JOB_RUNNING || notice.rank >= job->size ||
@@ -45,7 +46,9 @@ void deadlock_heard(struct job *job, uint32_t node, const struct data_header *he
 		return;
 	if (!notice.missed_round)
 		tell_blocked(job, node, &notice, payload, names[0]);
-	else if (relay_may(job, 1, clock_now_ns()))
+	else if (notice.status && relay_may(job, job->n_nodes, clock_now_ns()))
+		relay_to_others(job, node, DATA_FEATURE_BLOCKED, &notice, payload);
+	else if (!notice.status && relay_may(job, 1, clock_now_ns()))
 		relay_to(job, job->node_of_rank[notice.missed_by], DATA_FEATURE_BLOCKED, &notice,
 			 payload);
 }

@@ -23,6 +23,7 @@ static const struct worlds worlds[] = {
 struct scene {
 	struct world *world;
 	struct declared *tensor;
+	struct declared ours[4], theirs[4]; /* of tensors that not all declare */
 	struct asked asked[4];
 	float input[4][N], output[4][N];
 };
@@ -168,6 +169,53 @@ TEST(ranks_that_wait_for_one_another_hear_of_it)
 	}
 }
 
+/* Declared by those alone that use it, so that servers have no number for it. */
+static void declare_alone(struct scene *scene, struct declared tensors[4], uint32_t rank,
+			  const char *name)
+{
+	struct failure failure;
+
+	ASSERT_OK(declared_make(&tensors[rank], &scene->world->ranks[rank], name, DTYPE_FLOAT32, N,
+				&failure));
+}
+
+TEST(ranks_that_wait_for_one_another_in_tensors_that_not_all_declare)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *ours = scene->ours, *theirs = scene->theirs, *grad = scene->tensor;
+
+		for (uint32_t i = 0; i < 3; i++)
+			declare_alone(scene, i == 2 ? theirs : ours, i, i == 2 ? "theirs" : "ours");
+		scene->tensor = ours;
+		for (uint32_t i = 0; i < 3; i++)
+			block(scene, theirs, i, 1);
+		scene->asked[3].done = true;
+		stay_blocked(scene);
+		for (uint32_t i = 0; i < 3; i++)
+			expect_failed(scene, i, -EDEADLK, "rank 2");
+		/* Rank 3 comes later, when the others have gone on and wait for it in something else. */
+		scene->tensor = grad;
+		for (uint32_t i = 0; i < 3; i++) {
+			(void)ask(scene, i);
+			submit(scene, i, 1);
+			agent_blocked(&scene->asked[i].base, false);
+		}
+		declare_alone(scene, ours, 3, "ours");
+		(void)ask(scene, 3);
+		asked_submit(&scene->asked[3], &ours[3], 1);
+		while (!scene->asked[3].done) {
+			agent_blocked(&scene->asked[3].base, false);
+			ASSERT_OK(loop_turn(scene->world->loop, 20));
+		}
+		expect_failed(scene, 3, -EDEADLK, "rank 2");
+		(void)ask(scene, 3);
+		submit(scene, 3, 1);
+		for (uint32_t i = 0; i < 4; i++)
+			expect_failed(scene, i, 0, "");
+	}
+}
+
 TEST(nobody_waits_for_who_has_come)
 {
 	FOR_EACH_WORLD(scene)
@@ -188,8 +236,10 @@ TEST(nobody_waits_for_who_has_come)
 		expect_failed(scene, 2, 0, "");
 		(void)ask(scene, 2);
 		submit(scene, 2, 1);
-		for (uint32_t i = 0; i < 4; i++)
+		for (uint32_t i = 0; i < 4; i++) {
 			expect_failed(scene, i, 0, "");
+			WORLD_UNTIL(scene->world, i == 2 || early[i].done);
+		}
 	}
 }
 
@@ -239,6 +289,8 @@ TEST(who_goes_on_is_not_blocked)
 			asked_submit(&late[i], &other[i], 1);
 		}
 		expect_failed(scene, 2, 0, "");
+		for (uint32_t i = 0; i < 4; i++)
+			WORLD_UNTIL(scene->world, late[i].done);
 	}
 }
 
@@ -448,6 +500,23 @@ TEST(ordinals_differ)
 		expect_all_failed(scene, -EILSEQ, "other, round 1");
 		expect_all_failed(scene, -EILSEQ, "grad, round 2");
 		expect_all_well(scene, 3, next, 1);
+	}
+}
+
+/* Whoever waits is told that ranks differ, and from where on all are to be in one order again. */
+TEST(ordinals_differ_where_ranks_are_blocked)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *other = world_declare(scene->world, "other", DTYPE_FLOAT32, N);
+
+		for (uint32_t i = 0; i < 4; i++) {
+			submit_as(scene, i, 1, i == 2 ? other : scene->tensor, 1);
+			if (!scene->asked[i].done)
+				agent_blocked(&scene->asked[i].base, false);
+		}
+		stay_blocked(scene);
+		expect_all_failed(scene, -EILSEQ, "as number 1 rank ");
 	}
 }
 

@@ -363,6 +363,10 @@ TEST(answers_and_failures_are_bounded)
 	EXPECT_BAD("round or tensor", h.op = DATA_BLOCKED, h.cookie = 0, h.round = 1,
 		   h.len = DATA_BLOCKED_MAX + 1);
 	EXPECT_BAD("round or tensor", h.op = DATA_BLOCKED, h.cookie = 0, h.len = 0);
+	EXPECT_GOOD(h.op = DATA_BLOCKED, h.cookie = 0, h.len = 3, h.status = EDEADLK);
+	EXPECT_BAD("one another", h.op = DATA_BLOCKED, h.cookie = 0, h.len = 3, h.status = EPIPE);
+	EXPECT_BAD("one another", h.op = DATA_BLOCKED, h.cookie = 0, h.round = 0, h.len = 3,
+		   h.status = EDEADLK);
 	EXPECT_BAD("round or tensor", h.op = DATA_BLOCKED, h.cookie = 0, h.len = 1, h.key = 0);
 	EXPECT_GOOD(h.op = DATA_BEGUN, h.cookie = 0, h.len = 1);
 	EXPECT_BAD("round or tensor", h.op = DATA_OTHERS_BEGUN, h.cookie = 0, h.len = 0);

@@ -231,9 +231,9 @@ TEST(what_means_nothing_is_not_told)
 
 /* -- What ranks are blocked in -------------------------------------------------------------------------------------- */
 
-/* Rank `rank` of a node is blocked in a round of a tensor; missed: and `by` in that round of another, or NULL. */
-static void blocked(struct far *far, const struct layout *layout, uint32_t node, uint32_t rank,
-		    const char *tensor, const char *missed, uint32_t by)
+/* Rank `rank` of a node is blocked in a round of a tensor; missed: and `by` in that round of another, or NULL; status: both for ever. */
+static void blocked_as(struct far *far, const struct layout *layout, uint32_t node, uint32_t rank,
+		       const char *tensor, const char *missed, uint32_t by, int status)
 {
 	char names[DATA_BLOCKED_MAX];
 	struct data_header header = {
@@ -246,10 +246,17 @@ static void blocked(struct far *far, const struct layout *layout, uint32_t node,
 		.missed_by = by,
 		.node = node,
 		.rank = rank,
+		.status = status,
 	};
 
 	header.len = data_blocked_pack(tensor, missed, names);
 	far->ops->notice(far, node, &header, names);
+}
+
+static void blocked(struct far *far, const struct layout *layout, uint32_t node, uint32_t rank,
+		    const char *tensor, const char *missed, uint32_t by)
+{
+	blocked_as(far, layout, node, rank, tensor, missed, by, 0);
 }
 
 TEST(what_a_rank_is_blocked_in_is_told_to_all)
@@ -291,6 +298,11 @@ TEST(what_a_rank_has_not_come_to_is_told_to_whom_it_keeps_waiting)
 	ASSERT_EQ(far->told[2].ordinal.missed_by, 2);
 	ASSERT_EQ(far->told[2].ordinal.rank, 1);
 	ASSERT_EQ(far->told[2].ordinal.len, 3);
+	/* That neither comes to what the other is blocked in is for all. */
+	blocked_as(far, &layout, 1, 1, "a", "b", 2, EDEADLK);
+	expect_told(far, 1, 0, 1);
+	ASSERT_EQ(far->told[0].ordinal.status, EDEADLK);
+	ASSERT_EQ(far->told[0].ordinal.missed_by, 2);
 	/* A node speaks for its ranks alone, of ranks and names that there are. */
 	blocked(far, &layout, 1, 0, "a", "b", 2);
 	blocked(far, &layout, 1, 0, "a", NULL, 0);
@@ -317,4 +329,10 @@ TEST(what_ranks_are_blocked_in_is_bounded_too)
 	for (unsigned i = 0; i < 2 * JOB_RANKS_MAX; i++)
 		blocked(far, &layout, 1, 1, "a", "b", 2);
 	expect_told(far, 0, 0, JOB_RANKS_MAX);
+	blocked_as(far, &layout, 1, 1, "a", "b", 2, EDEADLK);
+	expect_told(far, 0, 0, 0);
+	now_ns += NSEC_PER_SEC;
+	for (unsigned i = 0; i < 2 * most; i++)
+		blocked_as(far, &layout, 1, 1, "a", "b", 2, EDEADLK);
+	expect_told(far, most, 0, most);
 }
