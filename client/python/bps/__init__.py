@@ -8,6 +8,8 @@ The calls here take NumPy arrays, array.array, bytearray and memoryview; bps.tor
 several ranks with `bpslaunch -np 4 python train.py`. See bps_python(7).
 """
 
+__version__ = "0.1.0"
+
 import ctypes
 
 from . import _join, _ops
@@ -28,8 +30,6 @@ from ._errors import (
 )
 from ._library import SIZES, Reduction
 from ._ops import Handle
-
-__version__ = "0.1.0"
 
 Average = Reduction.AVERAGE
 Sum = Reduction.SUM

@@ -1,17 +1,18 @@
-"""libbps_client as ctypes sees it: where it is found, its structures and its functions. Repeats client/bps.h.
+"""libbps_client as ctypes sees it: which one it is, its structures and its functions. Repeats client/bps.h.
 
 ctypes lets go of the interpreter lock for the length of every call, so a thread that waits in the library stops nobody.
 """
 
+import _ctypes
 import ctypes
 import enum
 import errno
-import glob
+import functools
 import os
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 
 from ._errors import BpsUnsupportedError
-from ._install import WAY_OUT
+from ._install import WAY_OUT, bundled, find
 
 SONAME = "libbps_client.so.0"
 VARIABLE = 2**64 - 1  # BPS_VARIABLE
@@ -242,60 +243,61 @@ _PROTOTYPES = {
 }
 
 
-def _newest(pattern):
-    # A link is left where a build was removed in part.
-    return max(filter(os.path.exists, glob.glob(pattern)), key=os.path.getmtime, default=None)
+class _Symbol(ctypes.Structure):
+    """Dl_info, dladdr(3)."""
+
+    _fields_ = [("file", c_char_p), ("base", c_void_p), ("name", c_char_p), ("address", c_void_p)]
 
 
-def bundled(name):
-    """The path of a file that came inside the wheel, or None."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bundled", name)
-    return path if os.path.exists(path) else None
+def _ask(name):
+    """The library that the system's loader finds, for find()."""
+    try:
+        lib = ctypes.CDLL(name)
+    except OSError as error:
+        return None if str(error).startswith(f"{name}: cannot open") else (name, None, f"cannot be loaded: {error}")
+    # What frameworks load needs a libbps_client by its soname, and the loader gives it the first that this process has loaded
+    # under that, whoever loaded it: a library that is passed over must not stay. Nothing of this one does, as it starts
+    # no thread, and registers what fork() calls only when a client is opened.
+    try:
+        missing = [function for function in _PROTOTYPES if not hasattr(lib, function)]
+        symbol = _Symbol()
+        ctypes.CDLL(None).dladdr(lib.bps_version, ctypes.byref(symbol))
+        lib.bps_version.restype = c_char_p
+        version = lib.bps_version().decode()
+        return os.fsdecode(symbol.file), version, f"is {version} and has no {missing[0]}" if missing else None
+    finally:
+        _ctypes.dlclose(lib._handle)
 
 
-def from_build_tree(name):
-    """The newest file of that name in a build folder of the source tree that this package lies in, or None."""
-    top = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
-    if not os.path.exists(os.path.join(top, "client", "bps.h")):
-        return None
-    found = _newest(os.path.join(top, "build*", "*", name))
-    return os.path.abspath(found) if found else None
-
-
-def _candidates():
-    chosen = os.environ.get("BPS_LIBRARY")
-    if chosen:
-        yield "$BPS_LIBRARY", chosen
-        return
-    yield "in the package", bundled(SONAME)
-    yield "in the system", SONAME
-    yield "in a build folder", from_build_tree(SONAME)
+@functools.lru_cache(maxsize=None)  # what is loaded then is found by its soname from then on
+def found():
+    """The path of the library, and why it is this one. LookupError: there is none."""
+    return find(SONAME, "BPS_LIBRARY", _ask, "libbps-client0")
 
 
 def _open():
-    tried = []
-    for where, path in _candidates():
-        if path is None:
-            tried.append(f"{where}: none")
-            continue
-        try:
-            return ctypes.CDLL(path)
-        except OSError as error:
-            tried.append(f"{where}: {error}")
-    raise ImportError(f"cannot load {SONAME}, the library of bps. Tried {'; '.join(tried)}. {WAY_OUT}, or set BPS_LIBRARY to it")
+    try:
+        path, why = found()
+    except LookupError as error:
+        raise ImportError(str(error)) from None
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(f"cannot load {SONAME}, the library of bps: {why}: {error}; {WAY_OUT}") from None
 
 
 def native_path(name):
-    """Where a library is that a framework loads and that belongs to libbps_client. For dlopen(). Beside it, or, where it
-    is the system's, in the package: distributions have no place for such libraries among their own.
+    """Where a library is that a framework loads and that needs libbps_client. For dlopen().
 
-    library() has to have been called: both use one and the same libbps_client.
+    It belongs to this package, whose Python calls it, and works with each libbps_client that is not older: the package has
+    it, where it was not built or installed with the library alone. library() has to have been called: both use one and
+    the same libbps_client.
     """
     folder = os.path.dirname(library()._name)
     inside = os.path.join(folder, "native", name)  # of a build folder
     if os.path.exists(inside):
         return inside
-    return os.path.join(folder, name) if folder else bundled(name) or name
+    return bundled(name) or os.path.join(folder, name)
 
 
 _loaded = None

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,8 +11,9 @@ import sys
 import time
 
 import pytest
-from conftest import LAUNCH, clean_environment
+from conftest import BUILD, LAUNCH, clean_environment, needs_build
 
+import bps
 from bps._launch import arguments
 from bps._launch.daemon import find_bpsctl
 
@@ -348,12 +350,13 @@ def test_check_build(run):
     done = run("--check-build")
     assert done.returncode == 0
     assert (
-        f"    [X] bps-daemon  (0.0, {FAKE})" in done.stdout
+        f"    [X] bps-daemon  (0.0, {FAKE}: $BPS_DAEMON)" in done.stdout
         and "    [ ] a daemon that listens  (/nonexistent/bps.sock)" in done.stdout
     )
     assert re.search(r"^    \[.\] PyTorch", done.stdout, re.M)
 
 
+@needs_build
 @pytest.mark.parametrize("place", ["bpsctl", "admin/bpsctl"])
 def test_bpsctl_belongs_to_the_daemon(place, tmp_path, monkeypatch):
     """Installed beside it, or built with it, whatever is on PATH and whichever build folder is newest."""
@@ -361,19 +364,15 @@ def test_bpsctl_belongs_to_the_daemon(place, tmp_path, monkeypatch):
     other = tmp_path / "bin" / "bpsctl"
     for path in (mine, other):
         path.parent.mkdir(exist_ok=True)
-        path.write_text("#!/bin/sh\n")
-        path.chmod(0o755)
+        shutil.copy(BUILD / "daemon" / "admin" / "bpsctl", path)
     monkeypatch.setenv("PATH", str(other.parent))
     monkeypatch.setenv("BPS_DAEMON", str(tmp_path / "bps-daemon"))
-    assert find_bpsctl() == str(mine)
+    assert find_bpsctl() == (str(mine), "$BPS_DAEMON")
     monkeypatch.setenv("BPS_DAEMON", str(tmp_path / "elsewhere" / "bps-daemon"))
-    assert find_bpsctl() != str(mine)
-    assert find_bpsctl(str(tmp_path / "bps-daemon")) == str(mine)
+    assert find_bpsctl() == (str(other), f"the system's, not older than this package's {bps.__version__}")
 
 
 def test_version(run):
-    import bps
-
     assert run("-v").stdout == f"bpslaunch {bps.__version__}\n"
 
 

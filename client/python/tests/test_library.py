@@ -10,11 +10,12 @@ import subprocess
 import sys
 
 import pytest
-from conftest import PYTHON, TOP, clean_environment, needs_build
+from conftest import BUILD, PYTHON, TOP, clean_environment, needs_build
 
 import bps
-from bps import _library
+from bps import _install, _library
 from bps._errors import error_from
+from bps._library import SONAME
 
 HEADER = (TOP / "client" / "bps.h").read_text()
 
@@ -99,29 +100,159 @@ def test_bps_torch_says_which_torch_it_needs():
     assert said.startswith("ImportError: bps.torch needs PyTorch 2.0 or later") and "this is 1.13.1" in said
 
 
-def test_a_library_that_is_not_there(tmp_path):
-    shutil.copytree(PYTHON / "bps", tmp_path / "bps")  # away from the source tree and its build folders
-    environment = clean_environment(PYTHONPATH=tmp_path)
-    environment.pop("BPS_LIBRARY", None)
-    code = "import bps\ntry: bps.init()\nexcept ImportError as error: print(error)"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.startswith("cannot load libbps_client.so.0, the library of bps. Tried")
-    assert "pip install ./client/python" in done.stdout and done.stdout.endswith("or set BPS_LIBRARY to it\n")
-    done = python(code, BPS_LIBRARY="/no/lib.so")
-    assert "$BPS_LIBRARY: /no/lib.so: cannot open shared object file" in done.stdout
+class Machine:
+    """The package away from the source tree, and what it carries beside what the system has."""
+
+    def __init__(self, folder):
+        self.folder, self.system = folder, folder / "system"
+        self.bundled = folder / "bps" / "_bundled"
+        shutil.copytree(PYTHON / "bps", folder / "bps")
+        self.system.mkdir()
+        path = f"{self.command('bps-daemon').parent}:{self.command('bpsctl').parent}:{self.system}:/usr/bin:/bin"
+        self.environment = clean_environment(PYTHONPATH=folder, PATH=path, LD_LIBRARY_PATH=self.system)
+        for variable in ("BPS_LIBRARY", "BPS_DAEMON"):
+            self.environment.pop(variable, None)
+
+    def command(self, name):
+        """As pip makes one of an entry point of the package."""
+        path = self.folder / "environment" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!{sys.executable}\nimport sys\nfrom bps._programs import run\nsys.exit(run())\n")
+        path.chmod(0o755)
+        return path
+
+    def has(self, folder, version, lacks="bps_nothing"):
+        """Puts the library and the programs there, of that version. lacks: a function."""
+        folder.mkdir(exist_ok=True)
+        own = bps.__version__.encode() + b"\0"
+        # bpsctl says its version as bps-daemon does, and is small.
+        for path, *names in (("client/" + SONAME, SONAME), ("daemon/admin/bpsctl", "bps-daemon", "bpsctl")):
+            built = (BUILD / path).read_bytes()
+            assert built.count(b"\0" + own) == 1
+            built = built.replace(b"\0" + own, b"\0" + version.encode().ljust(len(own), b"\0"))
+            for name in names:
+                (folder / name).write_bytes(built.replace(lacks.encode() + b"\0", lacks.upper().encode() + b"\0"))
+                (folder / name).chmod(0o755)
+
+    def run(self, *command):
+        return subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60)
+
+    def check_build(self):
+        """What it says of each part that is here."""
+        done = self.run(sys.executable, "-m", "bps.launch", "--check-build")
+        return dict(re.findall(r"^    \[X\] (libbps_client|bps-daemon|bpsctl)  \((.*)\)$", done.stdout, re.M)), done
+
+    def load(self):
+        """Loads the library, and one that needs it. Returns what that says, and which are loaded in the end."""
+        code = """if True:
+            import bps, ctypes
+            from bps import _library
+            try:
+                _library.library()
+            except ImportError as error:
+                print(error)
+            else:
+                ctypes.CDLL(_library.native_path("libbps_jax.so"))
+                print(*{line.split()[-1] for line in open("/proc/self/maps") if "/libbps_" in line}, sep="\\n")"""
+        return self.run(sys.executable, "-c", code).stdout.splitlines()
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+OLD, NEW = "0.0", "9.9"
+PARTS = {SONAME: "libbps-client0", "bps-daemon": "bps-daemon", "bpsctl": "bps-daemon"}  # and packages of Debian
+
+
+@needs_build
+@pytest.mark.parametrize("version", [bps.__version__, NEW])
+def test_what_the_system_has_comes_first(machine, version):
+    machine.has(machine.bundled, bps.__version__)
+    machine.has(machine.system, version)
+    shutil.copy(BUILD / "client" / "native" / "libbps_jax.so", machine.bundled)
+    why = f"the system's, not older than this package's {bps.__version__}"
+    said, done = machine.check_build()
+    assert list(said.values()) == [f"{version}, {machine.system / name}: {why}" for name in PARTS], done
+    assert machine.run(machine.folder / "environment" / "bpsctl", "--version").stdout == f"bpsctl {version}\n"
+    assert sorted(machine.load()) == sorted([f"{machine.system / SONAME}", f"{machine.bundled / 'libbps_jax.so'}"])
+
+
+@needs_build
+def test_what_the_package_carries_is_taken_where_the_system_has_older(machine):
+    machine.has(machine.bundled, bps.__version__)
+    machine.has(machine.system, OLD)
+    shutil.copy(BUILD / "client" / "native" / "libbps_jax.so", machine.bundled)
+    said, done = machine.check_build()
+    assert list(said.values()) == [
+        f"{bps.__version__}, {machine.bundled / name}: the system's {machine.system / name.replace('bpsctl', 'bps-daemon')} is "
+        f"{OLD}, older than this package's {bps.__version__}: apt-get install {package}"
+        for name, package in PARTS.items()
+    ], done
+    assert machine.run(machine.folder / "environment" / "bpsctl", "--version").stdout == f"bpsctl {bps.__version__}\n"
+    assert sorted(machine.load()) == [f"{machine.bundled / name}" for name in (SONAME, "libbps_jax.so")]
+
+
+@needs_build
+def test_what_the_package_carries_is_taken_where_the_system_has_none_or_a_broken_one(machine):
+    machine.has(machine.bundled, bps.__version__)
+    said, done = machine.check_build()
+    assert list(said.values()) == [f"{bps.__version__}, {machine.bundled / name}: the system has none" for name in PARTS], done
+    machine.has(machine.system, bps.__version__, lacks="bps_request_rows")
+    (machine.system / "bps-daemon").write_bytes(b"\x7fELF of another kind of machine")
+    said, done = machine.check_build()
+    broken = f"{bps.__version__}, {machine.bundled}/{{0}}: the system's {machine.system}/{{0}} {{1}}: apt-get install {{2}}"
+    assert said["libbps_client"] == broken.format(SONAME, f"is {bps.__version__} and has no bps_request_rows", "libbps-client0")
+    assert said["bps-daemon"] == broken.format("bps-daemon", "does not say its version", "bps-daemon")
+    (machine.system / "bps-daemon").write_text("#!/bin/sh\nexec bps-daemon\n")
+    assert machine.check_build()[0]["bps-daemon"].endswith("/_bundled/bps-daemon: the system has none")
+
+
+@needs_build
+def test_a_package_that_carries_nothing(machine):
+    machine.has(machine.system, OLD)
+    older = f"is {OLD}, older than this package's {bps.__version__}: apt-get install"
+    (said,) = machine.load()
+    assert said == (
+        f"bps {bps.__version__} carries no {SONAME}, and the system's {machine.system / SONAME} {older} libbps-client0"
+    )
+    done = machine.run(sys.executable, "-m", "bps.launch", "true")
+    assert done.returncode == 1 and done.stderr.endswith(f"the system's {machine.system}/bps-daemon {older} bps-daemon\n")
+    done = machine.run(machine.folder / "environment" / "bpsctl")
+    assert done.returncode == 1 and done.stderr.endswith(f"the system's {machine.system}/bpsctl {older} bps-daemon\n")
+    machine.has(machine.system, bps.__version__)
+    said, done = machine.check_build()
+    assert list(said) == ["libbps_client", "bps-daemon", "bpsctl"], done
+
+
+def test_versions_are_numbers(monkeypatch):
+    monkeypatch.setattr(_install, "__version__", "0.10.0")
+    for version in ("0.10", "0.9.9", "0.9"):
+        with pytest.raises(LookupError, match=f"^bps 0.10.0 .* /part is {version}, older .* 0.10.0: apt-get install it$"):
+            _install.find("part", None, lambda name: ("/part", version, None), "it")
+    for version in ("0.10.0", "0.10.1", "0.11", "1"):
+        assert _install.find("part", None, lambda name: ("/part", version, None), "it")[0] == "/part"
+
+
+def test_a_library_that_is_not_there(machine):
+    (said,) = machine.load()
+    assert said.startswith(f"bps {bps.__version__} carries no {SONAME}, and the system has none; install Debian's")
+    assert said.endswith("scripts/deps build && pip install ./client/python")
+    machine.environment["BPS_LIBRARY"] = "/no/lib.so"
+    (said,) = machine.load()
+    assert "$BPS_LIBRARY: /no/lib.so: cannot open shared object file" in said
+    assert said.endswith("scripts/deps build && pip install ./client/python")
 
 
 def test_a_build_folder_whose_link_leads_nowhere(tmp_path):
-    package = tmp_path / "client" / "python" / "bps"
-    shutil.copytree(PYTHON / "bps", package)
+    package = tmp_path / "client" / "python"
+    package.mkdir(parents=True)
+    machine = Machine(package)
     (tmp_path / "client" / "bps.h").touch()
     (tmp_path / "build" / "client").mkdir(parents=True)
-    (tmp_path / "build" / "client" / "libbps_client.so.0").symlink_to("libbps_client.so.0.1.0")
-    environment = clean_environment(PYTHONPATH=package.parent)
-    environment.pop("BPS_LIBRARY", None)
-    code = "import bps\ntry: bps.init()\nexcept ImportError as error: print(error)"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
-    assert "in a build folder: none" in done.stdout, done.stdout + done.stderr
+    (tmp_path / "build" / "client" / SONAME).symlink_to("libbps_client.so.0.1.0")
+    assert "the system has none; install" in machine.load()[0]
 
 
 def test_a_library_that_is_another():

@@ -3,13 +3,12 @@
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 
 from .. import __version__
-from .._install import WAY_OUT
+from .._programs import find_program, version_of
 from . import topology
-from .daemon import find_bpsctl, find_program, somebody_listens, usual_socket
+from .daemon import find_bpsctl, somebody_listens, usual_socket
 
 FRAMEWORKS = (
     ("PyTorch", "torch"),
@@ -28,30 +27,31 @@ def available(module):
 
 
 def library():
-    """(whether the library can be loaded, its version and path or why not)"""
+    """(whether the library can be loaded, its version and path and why it is this one, or why not)"""
     from .. import _library
 
     try:
         lib = _library.library()
     except ImportError as error:
         return False, str(error)
-    return True, f"{lib.bps_version().decode()}, {lib._name}"
+    return True, f"{lib.bps_version().decode()}, {lib._name}: {_library.found()[1]}"
 
 
-def program(path):
-    """The version of a program and its path."""
+def program(find, *arguments):
+    """The same of a program."""
     try:
-        said = subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
-        version = said.stdout.split()[-1]
-    except (OSError, subprocess.TimeoutExpired, IndexError):
-        version = "of unknown version"
-    return f"{version}, {path}"
+        path, why = find(*arguments)
+    except LookupError as error:
+        return False, str(error)
+    return True, f"{version_of(path) or 'of unknown version'}, {path}: {why}"
 
 
 def report():
-    loaded, words = library()
-    daemon = find_program("bps-daemon", "BPS_DAEMON")
-    bpsctl = find_bpsctl()
+    parts = {
+        "libbps_client": library(),
+        "bps-daemon": program(find_program, "bps-daemon", "BPS_DAEMON"),
+        "bpsctl": program(find_bpsctl),
+    }
     path = os.environ.get("BPS_SOCKET") or usual_socket()
     listens = somebody_listens(path)
     ssh = shutil.which("ssh")
@@ -74,9 +74,7 @@ def report():
             *(adapter(name, module) for name, module in FRAMEWORKS),
             "",
             "Available parts:",
-            line(loaded, "libbps_client", words),
-            line(daemon is not None, "bps-daemon", program(daemon) if daemon else f"not found: no private daemons. {WAY_OUT}"),
-            line(bpsctl is not None, "bpsctl", program(bpsctl) if bpsctl else f"not found. {WAY_OUT}"),
+            *(line(have, name, words) for name, (have, words) in parts.items()),
             line(listens, "a daemon that listens", path),
             "",
             "Available to bpslaunch:",

@@ -7,14 +7,13 @@ import socket
 import subprocess
 import tempfile
 
-from .._install import WAY_OUT
+from .._programs import find_program
 from . import LaunchError, process
 
 STOP_S = 40.0  # between SIGTERM and SIGKILL: drain_timeout, and time to end in order
 SOCKET_PATH_MAX = 107  # bytes of sun_path, unix(7), but for the one that ends it
 SOCKET_LONGEST = "notify.sock"  # of the names of sockets in a folder
 RESTARTS_MAX = 3  # of one daemon: what kills it more often is not an accident
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def usual_socket():
@@ -33,38 +32,25 @@ def somebody_listens(path):
     return True
 
 
-def find_program(name, variable=None, folder="daemon"):
-    """The path of bps-daemon or bpsctl, or None."""
-    chosen = os.environ.get(variable) if variable else None
-    if chosen:
-        return chosen
-    bundled = os.path.join(PACKAGE, "_bundled", name)
-    if os.path.exists(bundled):
-        return bundled
-    if found := shutil.which(name):
-        return found
-    top = os.path.abspath(os.path.join(PACKAGE, "..", "..", ".."))
-    if os.path.exists(os.path.join(top, "client", "bps.h")):
-        folders = [entry.path for entry in os.scandir(top) if entry.name.startswith("build")]
-        built = [os.path.join(build, folder, name) for build in folders]
-        return max((path for path in built if os.access(path, os.X_OK)), key=os.path.getmtime, default=None)
-    return None
-
-
-def find_bpsctl(daemon=None):
-    """The path of bpsctl, or None. The one that was installed or built with this daemon, or $BPS_DAEMON, comes first."""
-    if daemon := daemon or os.environ.get("BPS_DAEMON"):
-        home = os.path.dirname(daemon)
-        for path in (os.path.join(home, "bpsctl"), os.path.join(home, "admin", "bpsctl")):
-            if os.access(path, os.X_OK):
-                return path
-    return find_program("bpsctl", folder="daemon/admin")
+def find_bpsctl():
+    """The path of bpsctl, and why it is this one: the one that was installed or built with the daemon comes first. LookupError:
+    there is none."""
+    try:
+        daemon, why = find_program("bps-daemon", "BPS_DAEMON")
+    except LookupError:
+        return find_program("bpsctl")
+    home = os.path.dirname(daemon)
+    for path in (os.path.join(home, "bpsctl"), os.path.join(home, "admin", "bpsctl")):
+        if os.access(path, os.X_OK):
+            return path, why
+    return find_program("bpsctl")
 
 
 def find_daemon():
-    if found := find_program("bps-daemon", "BPS_DAEMON"):
-        return found
-    raise LaunchError(f"no daemon is running, and there is no bps-daemon to start. {WAY_OUT}, or set BPS_DAEMON to it")
+    try:
+        return find_program("bps-daemon", "BPS_DAEMON")[0]
+    except LookupError as error:
+        raise LaunchError(f"no daemon is running, and there is none to start: {error}") from None
 
 
 def folder_for_sockets(name):

@@ -49,7 +49,7 @@ def await_flag(name="flag"):
 
 def await_operation():
     """Until one is under way that lacks rank 1's part: JAX begins it when it likes."""
-    ask = [find_bpsctl(), "--json", "jobs"]
+    ask = [find_bpsctl()[0], "--json", "jobs"]
     while b"rank 1" not in subprocess.check_output(ask):
         time.sleep(0.01)
 
