@@ -957,7 +957,7 @@ def no_daemon(error):
     """The same error, with what can be done."""
     if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
         return error
-    ways = "start it (systemctl start bps-daemon.socket), start the ranks by bpslaunch, or set BPS_START_DAEMON=1"
+    ways = "set BPS_START_DAEMON=1, start the ranks by bpslaunch, or start one: systemctl start bps-daemon.socket"
     return type(error)(error.errno, f"{error.strerror}: {ways}")
 
 

@@ -192,7 +192,7 @@ def test_another_version_of_jax_is_refused(tmp_path):
     program = "import bps\ntry:\n    import bps.jax\nexcept ImportError as error:\n    print(error)\n"
     environment = {**clean_environment(), "PYTHONPATH": f"{tmp_path}:{PYTHON}"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert done.stdout == "bps.jax needs JAX 0.10.0 or later (pip install 'jax>=0.10.0'); this is 0.4.30\n", done.stdout + done.stderr
+    assert done.stdout == "bps.jax needs JAX 0.10.0 or later (this is 0.4.30): pip install 'jax>=0.10.0'\n", done.stdout + done.stderr
 
 
 def test_digits_are_learnt_alike_on_one_and_on_two_ranks(run_launch):

@@ -276,7 +276,8 @@ def test_daemon_that_does_not_start(run_launch):
 def test_no_daemon(run):
     done = run("--no-daemon", "true")
     assert done.returncode == 1
-    assert "no daemon listens at /nonexistent/bps.sock: start it" in done.stderr and "leave out --no-daemon" in done.stderr
+    assert "no daemon listens at /nonexistent/bps.sock: leave out --no-daemon, or" in done.stderr
+    assert done.stderr.endswith("start one: systemctl start bps-daemon.socket\n")
 
 
 def test_running_daemon_is_used(run, tmp_path):

@@ -155,7 +155,7 @@ def test_a_folder_of_another_is_refused(tmp_path):
     "more, words",
     [
         ({}, "no bps-daemon listens at"),
-        ({}, "start the ranks by bpslaunch, or set BPS_START_DAEMON=1"),
+        ({}, "start the ranks by bpslaunch, or start one: systemctl start bps-daemon.socket"),
         ({"BPS_START_DAEMON": "yes"}, 'BPS_START_DAEMON is "yes": 1 starts a daemon'),
         (
             {"BPS_START_DAEMON": "1", "BPS_RANK": "0", "BPS_SIZE": "4", "BPS_NODES": "2"},

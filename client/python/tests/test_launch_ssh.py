@@ -260,7 +260,7 @@ def test_daemons_that_listen_are_used(run, tmp_path):
         assert f"bpslaunch: {A}: the daemon at {path} does not say whether it is in a cluster, and is used: " in done.stderr
     done = run("-H", f"{A},{B}", "--socket", path, "--no-daemon", "true")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"bpslaunch: {A}: no daemon listens at {path}: start it")
+    assert done.stderr.splitlines()[-1].startswith(f"bpslaunch: {A}: no daemon listens at {path}: leave out --no-daemon")
 
 
 def test_the_library_of_who_starts_the_run_asks(run, tmp_path):

@@ -74,7 +74,7 @@ def test_another_version_of_mxnet_is_refused(tmp_path):
     program = "import bps\ntry:\n    import bps.mxnet\nexcept ImportError as error:\n    print(error)\n"
     environment = {**clean_environment(), "PYTHONPATH": f"{tmp_path}:{PYTHON}"}
     for text, words in (
-        ("__version__ = '2.0.0'\n", "needs MXNet 1.9; this is 2.0.0"),
+        ("__version__ = '2.0.0'\n", "needs MXNet 1.9 (this is 2.0.0): pip install mxnet==1.9.1"),
         ("import numpy.no\n", "mxnet==1.9.1"),
     ):
         (tmp_path / "mxnet.py").write_text(text)

@@ -151,8 +151,8 @@ class Launcher:
                 )
             where = f"{deaf[0].name}: " if deaf[0].name else ""
             raise LaunchError(
-                f"{where}no daemon listens at {facts[deaf[0]]['socket']}: start it (systemctl start bps-daemon.socket), or leave "
-                "out --no-daemon"
+                f"{where}no daemon listens at {facts[deaf[0]]['socket']}: leave out --no-daemon, or start one: "
+                "systemctl start bps-daemon.socket"
             )
         if self.many:
             if len(deaf) not in (0, len(self.nodes)):

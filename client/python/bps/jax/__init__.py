@@ -11,14 +11,14 @@ import atexit
 import sys
 
 OLDEST = (0, 10, 0)
-NEEDS = "bps.jax needs JAX {0}.{1}.{2} or later (pip install 'jax>={0}.{1}.{2}')".format(*OLDEST)
+NEEDS = "bps.jax needs JAX {0}.{1}.{2} or later ({{}}): pip install 'jax>={0}.{1}.{2}'".format(*OLDEST)
 
 try:
     import jax
 except ImportError as error:
-    raise ImportError(f"{NEEDS}: {error}") from error
+    raise ImportError(NEEDS.format(error)) from error
 if jax.__version_info__ < OLDEST:
-    raise ImportError(f"{NEEDS}; this is {jax.__version__}")
+    raise ImportError(NEEDS.format(f"this is {jax.__version__}"))
 
 from .. import _adapter
 from .._adapter import *  # noqa: F403

@@ -7,6 +7,7 @@ import jax
 
 from .. import _client
 from .._errors import error_from
+from .._install import WAY_OUT
 from .._library import native_path
 from ._order import forget_failure
 
@@ -35,7 +36,8 @@ def available():
             _library = _load()
         except OSError as error:
             warnings.warn(
-                f"bps.jax calls Python from compiled programs, which is slower: no {NAME}: {error}", stacklevel=2
+                f"bps.jax calls Python from compiled programs, which is slower: no {NAME}: {error}; {WAY_OUT}",
+                stacklevel=2,
             )
         else:
             _client.follow(_attach, _detach)

@@ -16,17 +16,16 @@ try:
         import keras
 except ImportError as error:
     if IS_KERAS_2:
-        needs = "tf_keras, as TF_USE_LEGACY_KERAS is set (pip install tf-keras)"
+        needs, package = "tf_keras, as TF_USE_LEGACY_KERAS is set", "tf-keras"
     elif error.name in ("tensorflow", "torch", "jax"):
-        needs = f"a backend of Keras (pip install {error.name}, or set KERAS_BACKEND to tensorflow, torch or jax)"
+        needs, package = "a backend of Keras, which KERAS_BACKEND names: tensorflow, torch or jax", error.name
     else:
-        needs = "Keras 3 (pip install 'keras>=3')"
-    raise ImportError(f"bps.keras needs {needs}: {error}") from error
+        needs, package = "Keras 3", "'keras>=3'"
+    raise ImportError(f"bps.keras needs {needs} ({error}): pip install {package}") from error
 
 if not IS_KERAS_2 and int(keras.__version__.split(".")[0]) < 3:
     raise ImportError(
-        "bps.keras needs Keras 3 (pip install 'keras>=3'), or TF_USE_LEGACY_KERAS=1 with tf_keras (pip install tf-keras); "
-        f"this is {keras.__version__}"
+        f"bps.keras needs Keras 3, or tf_keras with TF_USE_LEGACY_KERAS=1 (this is {keras.__version__}): pip install 'keras>=3'"
     )
 
 BACKEND = "tensorflow" if IS_KERAS_2 else keras.backend.backend()

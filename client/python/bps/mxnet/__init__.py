@@ -8,12 +8,14 @@ trainer = bps.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 
 import atexit
 import sys
 
+NEEDS = "bps.mxnet needs MXNet 1.9 ({}): pip install mxnet==1.9.1 numpy==1.23.5"
+
 try:
     import mxnet
 except Exception as error:  # with a NumPy that it does not fit, it fails in other ways than ImportError
-    raise ImportError(f"bps.mxnet needs MXNet 1.9 (pip install mxnet==1.9.1 numpy==1.23.5): {error}") from error
+    raise ImportError(NEEDS.format(error)) from error
 if tuple(int(n) for n in mxnet.__version__.split(".")[:2]) != (1, 9):
-    raise ImportError(f"bps.mxnet needs MXNet 1.9; this is {mxnet.__version__}")
+    raise ImportError(NEEDS.format(f"this is {mxnet.__version__}"))
 
 from .. import _adapter, allgather_object, broadcast_object
 from .._adapter import *  # noqa: F403

@@ -10,17 +10,18 @@ import functools
 import re
 
 MINIMUM = (2, 13)
-NEEDS = "bps.tensorflow needs TensorFlow {0}.{1} or later (pip install 'tensorflow>={0}.{1}')".format(*MINIMUM)
+NEEDS = "bps.tensorflow needs TensorFlow {0}.{1} or later ({{}}): pip install 'tensorflow>={0}.{1}'".format(*MINIMUM)
 
 try:
     import tensorflow as tf
 except ImportError as error:
-    raise ImportError(f"{NEEDS}: {error}") from error
+    raise ImportError(NEEDS.format(error)) from error
 
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from .. import _client, _horovod
 from .._errors import BpsValueError, error_from
+from .._install import WAY_OUT
 from .._library import Operation, Order, native_path
 
 _LIBRARY = "libbps_tensorflow.so"
@@ -28,13 +29,13 @@ _LIBRARY = "libbps_tensorflow.so"
 
 def _load():
     if tuple(map(int, re.findall(r"\d+", tf.__version__)[:2])) < MINIMUM:
-        raise ImportError(f"{NEEDS}; this is {tf.__version__}")
+        raise ImportError(NEEDS.format(f"this is {tf.__version__}"))
     path = native_path(_LIBRARY)
     try:
         operations = tf.load_op_library(path)
         library = ctypes.CDLL(path)
     except (tf.errors.OpError, OSError) as error:
-        raise ImportError(f"cannot load {path}, which comes with libbps_client: {error}") from error
+        raise ImportError(f"cannot load {path}: {error}; {WAY_OUT}") from error
     library.bps_tensorflow_failure.restype = ctypes.c_char_p
     library.bps_tensorflow_attach.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     library.bps_tensorflow_detach.argtypes = [ctypes.c_void_p]

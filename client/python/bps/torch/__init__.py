@@ -7,13 +7,14 @@ optimizer = bps.DistributedOptimizer(optimizer, named_parameters=model.named_par
 """
 
 OLDEST = (2, 0)
+NEEDS = "bps.torch needs PyTorch {0}.{1} or later ({{}}): pip install 'torch>={0}.{1}'".format(*OLDEST)
 
 try:
     import torch as _torch
 except ImportError as error:
-    raise ImportError(f"bps.torch needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later (pip install torch): {error}") from error
+    raise ImportError(NEEDS.format(error)) from error
 if tuple(int(n) for n in _torch.__version__.split(".")[:2]) < OLDEST:
-    raise ImportError(f"bps.torch needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later; this is {_torch.__version__}")
+    raise ImportError(NEEDS.format(f"this is {_torch.__version__}"))
 
 from .. import _adapter
 from .._adapter import *  # noqa: F403
