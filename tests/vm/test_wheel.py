@@ -11,7 +11,7 @@ LONG = 1200
 
 # The gradients of each rank's own points, averaged. Plain Python: nothing else is installed.
 TRAIN = '''
-import array, random
+import array, os, random, time
 import bps
 bps.init()
 points = random.Random(bps.rank())
@@ -27,7 +27,7 @@ for step in range(50):
     g = bps.push_pull(g, average=True, name="g")
     w = array.array("f", [w[0] - 0.3 * g[0], w[1] - 0.3 * g[1]])
     if step % 49 == 0:
-        print(f"step {step} loss {loss:.4f}", flush=True)
+        print(f"step {step} loss {loss:.4f} after {time.time() - float(os.environ['BEGAN']):.1f} s", flush=True)
 assert abs(w[0] - 3) < 0.1 and abs(w[1] - 1) < 0.1, w
 bps.shutdown()
 print("trained")
@@ -60,8 +60,7 @@ def train(folder, before=()):
     shutil.copy(wheel(), folder)
     name = os.path.basename(wheel())
     inside = '/home' if before else folder
-    began = time.monotonic()
-    out = done([*before, '/usr/bin/env', '-i', 'PATH=/usr/bin:/bin', 'HOME=' + inside, '/bin/sh', '-euc', f'''
+    out = done([*before, '/usr/bin/env', '-i', 'PATH=/usr/bin:/bin', 'HOME=' + inside, f'BEGAN={time.time()}', '/bin/sh', '-euc', f'''
         cd {inside}
         python3 -m venv v
         v/bin/pip install --quiet --no-index {name}
@@ -70,7 +69,8 @@ def train(folder, before=()):
         v/bin/bps-bench --version || v/bin/bps-bench --help
         v/bin/bpslaunch --check-build
     '''])
-    print(f'     from nothing to the end of a training of 4 ranks: {time.monotonic() - began:.1f} s')
+    first = re.findall(r'step 0 loss \S+ after (\S+) s', out)
+    print(f'     from nothing to the first loss on all of 4 ranks: {max(map(float, first))} s')
     for rank in range(4):
         assert re.search(rf'^\[{rank}\] step 0 loss \d', out, re.M) and f'[{rank}] trained' in out, out
     for part in ('libbps_client', 'bps-daemon', 'bpsctl'):
