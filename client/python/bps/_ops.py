@@ -633,6 +633,12 @@ def scatter_rows(rows):
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
+def check_scattered(dimensions):
+    """For front ends where an array without any is no row."""
+    if not dimensions:
+        raise BpsValueError(errno.EINVAL, "reducescatter: a tensor without dimensions has no rows to be scattered")
+
+
 def reduce_scatter(source, target, row, rows, reduction, name=None, timeout=None):
     client = _client.current()
     full, order = _in_order(client, name, tensor_name("reduce_scatter", name, target.dtype, source.shape))

@@ -1,14 +1,20 @@
-"""Gradient compression: what a gradient travels as. Names of BytePS and Horovod."""
+"""Gradient compression of MXNet's arrays. Names of BytePS and Horovod."""
+
+import numpy as np
+
+from .._compression import CastCompressor, NoneCompressor
 
 
-class NoneCompressor:
-    wire_dtype = None
-
-
-class FP16Compressor:
-    """Sends float32 and float64 as float16. The daemon adds in float32 and rounds once per hop."""
-
+class FP16Compressor(CastCompressor):
     wire_dtype = "float16"
+
+    @staticmethod
+    def cast(tensor, dtype):
+        return tensor.astype(dtype)
+
+    @classmethod
+    def applies_to(cls, dtype):
+        return np.dtype(dtype) in (np.float32, np.float64)
 
 
 class Compression:
@@ -21,7 +27,7 @@ class Compression:
 def wire_dtype(compression, dtype):
     """The type that an array of dtype travels as."""
     wire = compression.wire_dtype
-    return wire if wire is not None and dtype in ("float32", "float64") else dtype
+    return wire if wire is not None and compression.applies_to(dtype) else dtype
 
 
 def from_params(compression_params, what="compression_params"):

@@ -234,6 +234,7 @@ def reducescatter(
     """This rank's share of the rows of the reduction; the first ranks get one more if uneven."""
     check_process_set(process_set)
     values = _scaled(_on_host(tensor), prescale_factor)
+    _ops.check_scattered(values.ndim)
     return _array(_scaled(bps.reducescatter(values, op, name), postscale_factor))
 
 

@@ -165,6 +165,10 @@ class DistributedTrainer(mxnet.gluon.Trainer):
         params = {f"{i:08}": parameter for i, parameter in enumerate(self._params)}
         _broadcast(params, root_rank, f"{self._bps_prefix}trainer.", always=True)
 
+    def _init_params(self):
+        """What programs written for BytePS may call before the first step: parameters are root_rank's already."""
+        self._params_to_init = []
+
     def _allreduce_grads(self):
         _engine.raise_failure()
         for i, parameter in enumerate(self._params):

@@ -1,14 +1,11 @@
 """Operations on TensorFlow's tensors, in eager code and inside tf.function, with gradients."""
 
-import errno
-
 import tensorflow as tf
 
 from .. import _client
-from .._errors import BpsValueError
 from .._horovod import Product, global_process_set, process_set_of
 from .._library import Reduction
-from .._ops import check_differentiable, choose_reduction, group_names
+from .._ops import check_differentiable, check_scattered, choose_reduction, group_names
 from . import _native
 from ._native import over_process_set
 from .compression import Compression
@@ -310,8 +307,7 @@ def reducescatter(
         return _native.reduce_scatter(tensor, reduction, name), gradient
 
     tensor = _native.to_tensor(tensor)
-    if tensor.shape.rank == 0:
-        raise BpsValueError(errno.EINVAL, "reducescatter: a tensor without dimensions has no rows to be scattered")
+    check_scattered(tensor.shape.rank != 0)
     packed, ctx = compression.compress(scaled(tensor, prescale_factor))
     return scaled(compression.decompress(run(packed), ctx), postscale_factor)
 

@@ -14,13 +14,11 @@ without this copy. None: the tensor's. A tensor on a CUDA device is to be conver
 """
 
 import copy
-import errno
 import time
 
 import torch
 
 from .. import _client, _ops
-from .._errors import BpsValueError
 from .._horovod import Product, over_process_set
 from .._library import DType, Reduction
 from .._ops import Handle, Span, choose_reduction, group_names
@@ -196,8 +194,7 @@ class _Reducing:
         """For a reduction whose rows are scattered."""
         self.check(tensor)
         check_tensor(tensor)
-        if not tensor.dim():
-            raise BpsValueError(errno.EINVAL, "reducescatter: a tensor without dimensions has no rows to be scattered")
+        _ops.check_scattered(tensor.dim())
 
     def start(self, tensor, in_place):
         self.check(tensor)

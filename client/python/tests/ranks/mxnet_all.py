@@ -66,6 +66,10 @@ def check_types():
         equal(x, value(bps.rank(), (3, 5), dtype))
         bps.byteps_push_pull(x, is_average=False, name=f"push.{dtype}")
         equal(x, wide.sum(0).astype(dtype))
+        wire, context = bps.Compression.fp16.compress(x)
+        assert wire.dtype == (np.float16 if dtype.startswith("float") else x.dtype)
+        assert bps.Compression.fp16.decompress(wire, context).dtype == x.dtype
+        assert bps.Compression.none.compress(x) == (x, None)
     raises(TypeError, lambda: bps.allreduce(np.ones(3)), "ndarray")
     raises(TypeError, lambda: bps.allreduce(mx.nd.ones((2, 2)).tostype("row_sparse")), "row_sparse", "tostype")
     bps.byteps_declare_tensor("x", byteps_compressor_type=None)
@@ -90,6 +94,7 @@ def check_moves():
     part = all_of_them.sum(0)[2 * rank : 2 * rank + 2]
     equal(bps.reducescatter(x, bps.Sum, "scaled", 0, None, 0.5, 4.0), 2 * part)
     one, two = bps.grouped_reducescatter([x, x * 2], bps.Sum, "scaled", 0, bps.global_process_set, 0.5, 4.0)
+    raises(ValueError, lambda: bps.reducescatter(mx.nd.array(1)), "no rows to be scattered")
     equal(one, 2 * part)
     equal(two, 4 * part)
     for dtype, values, factor in (("float16", [48000 // bps.size(), 100], 1e-8), ("int32", [2**26 + 2, 4], 0.5)):
@@ -255,6 +260,7 @@ def check_trainer_options():
     both.update(rest.collect_params())
     before = rest.bias.data().asnumpy()
     trainer = bps.DistributedTrainer(both, "sgd", {"learning_rate": 0.1}, prefix="unused.")
+    trainer._init_params()  # as BytePS's tests do
     with autograd.record():
         loss = loss_of(net(share(x)), share(y))
     loss.backward()
