@@ -44,7 +44,8 @@ static struct agent_round *round_of(const struct agent_job *job, uint32_t index)
 {
 	const struct agent_request *request = job->deadlock.ranks[index].request;
 
-	return request ? request->in : NULL;
+	/* One that fails is about to end. */
+	return request && !request->in->failure.status ? request->in : NULL;
 }
 
 static struct blocked describe(const struct agent_round *round, uint32_t index)
@@ -53,9 +54,9 @@ static struct blocked describe(const struct agent_round *round, uint32_t index)
 				 round->job->layout.rank_of_local[index] };
 }
 
-static bool is_round(const struct agent_round *round, const struct blocked *blocked)
+static bool is_same(const struct blocked *a, const struct blocked *b)
 {
-	return round->number == blocked->round && !strcmp(round->tensor->name, blocked->tensor);
+	return a->round == b->round && !strcmp(a->tensor, b->tensor);
 }
 
 static bool has_come(const struct agent_job *job, uint32_t index, const struct blocked *blocked)
@@ -67,43 +68,41 @@ static bool has_come(const struct agent_job *job, uint32_t index, const struct b
 
 /* -- Two ranks that wait for one another --------------------------------------------------------------------------- */
 
-/* The newest that are known. A rank that comes to one of their rounds later has no other to tell it: not all need have the tensor. */
-#define KNOWN_MAX 16
-
-static void remember(struct agent_job *job, const struct blocked pair[2])
-{
-	struct agent_deadlock *deadlock = &job->deadlock;
-	struct agent_deadlock_known *known;
-
-	if (!deadlock->known)
-		deadlock->known =
-			bulk_take(&job->memory.bulk, KNOWN_MAX * sizeof(deadlock->known[0]));
-	if (!deadlock->known)
-		return;
-	known = &deadlock->known[deadlock->n_known++ % KNOWN_MAX];
-	for (unsigned i = 0; i < 2; i++) {
-		(void)snprintf(known->tensors[i], sizeof(known->tensors[i]), "%s", pair[i].tensor);
-		known->rounds[i] = pair[i].round;
-		known->ranks[i] = pair[i].rank;
-	}
-}
-
 /* Whether a round is one of those. */
-static bool recall(const struct agent_job *job, const struct agent_round *round,
+static bool recall(const struct agent_job *job, const struct blocked *blocked,
 		   struct blocked ret_pair[2])
 {
 	const struct agent_deadlock *deadlock = &job->deadlock;
 
-	for (uint64_t i = 0; i < MIN(deadlock->n_known, (uint64_t)KNOWN_MAX); i++) {
+	for (uint64_t i = 0; i < MIN(deadlock->n_known, (uint64_t)AGENT_DEADLOCKS_KNOWN); i++) {
 		const struct agent_deadlock_known *known = &deadlock->known[i];
 
 		for (unsigned j = 0; j < 2; j++)
 			ret_pair[j] = (struct blocked){ known->tensors[j], known->rounds[j],
 							known->ranks[j] };
-		if (is_round(round, &ret_pair[0]) || is_round(round, &ret_pair[1]))
+		if (is_same(blocked, &ret_pair[0]) || is_same(blocked, &ret_pair[1]))
 			return true;
 	}
 	return false;
+}
+
+static void remember(struct agent_job *job, const struct blocked pair[2])
+{
+	struct agent_deadlock *deadlock = &job->deadlock;
+	struct agent_deadlock_known *known;
+	struct blocked old[2];
+
+	if (!deadlock->known)
+		deadlock->known = bulk_take(&job->memory.bulk,
+					    AGENT_DEADLOCKS_KNOWN * sizeof(deadlock->known[0]));
+	if (!deadlock->known || (recall(job, &pair[0], old) && recall(job, &pair[1], old)))
+		return;
+	known = &deadlock->known[deadlock->n_known++ % AGENT_DEADLOCKS_KNOWN];
+	for (unsigned i = 0; i < 2; i++) {
+		(void)snprintf(known->tensors[i], sizeof(known->tensors[i]), "%s", pair[i].tensor);
+		known->rounds[i] = pair[i].round;
+		known->ranks[i] = pair[i].rank;
+	}
 }
 
 /* Long names are cut, so that all is in the text. */
@@ -207,16 +206,34 @@ static void tell_home(struct agent_job *job, uint32_t index)
 	say(job, &blocked, NULL, false);
 }
 
+static bool is_here(const struct agent_job *job, uint32_t rank)
+{
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		if (job->layout.rank_of_local[i] == rank)
+			return true;
+	return false;
+}
+
 /* A rank of another node is blocked: one here that keeps it waiting, and is blocked in something else, answers. */
 static void answer(struct agent_job *job, const struct blocked *blocked)
 {
-	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+	struct blocked pair[2];
+
+	/* What all nodes were told has not come to that one: who has found it says it again. */
+	if (recall(job, blocked, pair)) {
+		if (is_here(job, pair[0].rank))
+			say(job, &pair[0], &pair[1], true);
+		return;
+	}
+	for (uint32_t i = 0; job->deadlock.n_blocked && i < job->layout.n_local; i++) {
 		const struct agent_round *round = round_of(job, i);
 		struct blocked own;
 
-		if (!round || is_round(round, blocked) || has_come(job, i, blocked))
+		if (!round)
 			continue;
 		own = describe(round, i);
+		if (is_same(&own, blocked) || has_come(job, i, blocked))
+			continue;
 		say(job, &own, blocked, false);
 		return;
 	}
@@ -226,13 +243,17 @@ static void answer(struct agent_job *job, const struct blocked *blocked)
 static void compare(struct agent_job *job, const struct blocked *blocked,
 		    const struct blocked *missed)
 {
-	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+	for (uint32_t i = 0; job->deadlock.n_blocked && i < job->layout.n_local; i++) {
 		const struct agent_round *round = round_of(job, i);
+		struct blocked own;
 
-		if (!round || job->layout.rank_of_local[i] != missed->rank ||
-		    !is_round(round, missed) || has_come(job, i, blocked))
+		if (!round)
 			continue;
-		find(job, (struct blocked[]){ *missed, *blocked });
+		/* The rank that was told of speaks for all here that are blocked in that round. */
+		own = describe(round, i);
+		if (!is_same(&own, missed) || has_come(job, i, blocked))
+			continue;
+		find(job, (struct blocked[]){ own, *blocked });
 		return;
 	}
 }
@@ -249,9 +270,9 @@ void agent_deadlock_heard(struct agent_job *job, const struct data_header *heade
 	if (header->status) {
 		remember(job, (struct blocked[]){ blocked, missed });
 		fail_both(job, (struct blocked[]){ blocked, missed });
-	} else if (job->deadlock.n_blocked && missed.round) {
+	} else if (missed.round) {
 		compare(job, &blocked, &missed);
-	} else if (job->deadlock.n_blocked) {
+	} else {
 		answer(job, &blocked);
 	}
 }
@@ -281,7 +302,7 @@ void agent_blocked(struct agent_request *request, bool over)
 {
 	struct agent_round *round = request->in;
 	struct agent_job *job = round ? round->job : NULL;
-	struct blocked pair[2];
+	struct blocked own, pair[2];
 	uint32_t index, other;
 
 	/* Who gives an operation a time of its own may go on after it. Without memory for it, deadlines tell. */
@@ -297,12 +318,12 @@ void agent_blocked(struct agent_request *request, bool over)
 		return;
 	job->deadlock.ranks[index].request = request;
 	job->deadlock.n_blocked++;
+	own = describe(round, index);
 	other = find_other(job, index);
-	if (recall(job, round, pair))
+	if (recall(job, &own, pair))
 		fail_both(job, pair);
 	else if (other != index)
-		find(job, (struct blocked[]){ describe(round, index),
-					      describe(round_of(job, other), other) });
+		find(job, (struct blocked[]){ own, describe(round_of(job, other), other) });
 	else if (job->distributed && !is_in_order(job, index))
 		tell_home(job, index);
 }

@@ -17,7 +17,10 @@ struct agent_blocked {
 	uint64_t told_ns;	       /* when the home was told of it last; 0: never */
 };
 
-/* Two ranks of the job that have waited for one another, and in which rounds. */
+/* The newest pairs of ranks that are known. A rank that comes to one of their rounds later has no other to tell it: not all need have the tensor. */
+#define AGENT_DEADLOCKS_KNOWN 16
+
+/* Two ranks of the job that have waited for one another, and in which rounds; a round of 0 is none. */
 struct agent_deadlock_known {
 	char tensors[2][TENSOR_NAME_MAX + 1];
 	uint64_t rounds[2];
@@ -38,6 +41,15 @@ static inline void agent_deadlock_over(struct agent_deadlock *deadlock, uint32_t
 {
 	deadlock->n_blocked -= deadlock->ranks[index].request != NULL;
 	deadlock->ranks[index].request = NULL;
+}
+
+/* The tensor is forgotten, and its rounds count from 1 again. */
+static inline void agent_deadlock_forget(struct agent_deadlock *deadlock, const char *tensor)
+{
+	for (uint64_t i = 0; i < MIN(deadlock->n_known, (uint64_t)AGENT_DEADLOCKS_KNOWN); i++)
+		for (unsigned j = 0; j < 2; j++)
+			if (!strcmp(deadlock->known[i].tensors[j], tensor))
+				deadlock->known[i].rounds[j] = 0;
 }
 
 /* The home says what a rank of another node is blocked in. */

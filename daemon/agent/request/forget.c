@@ -174,6 +174,7 @@ static void remove_tensor(struct agent_tensor *tensor)
 	list_remove(&tensor->age_link);
 	list_remove(&tensor->behind);
 	agent_priority_class_gone(tensor);
+	agent_deadlock_forget(&job->deadlock, tensor->name);
 	job->tensors.n--;
 	job->tensors.n_asked -= tensor->asked;
 	tensor->asked = tensor->forgetting = false;

@@ -274,7 +274,9 @@ TEST(who_goes_on_is_not_blocked)
 		for (uint32_t i = 0; i < 4; i++)
 			if (i != 2)
 				block(scene, other, i, 1);
-		/* After what nodes say has come to all of them. */
+		/* What nodes say comes to all of them: with 100 turns of 1 ms more than often enough. */
+		for (unsigned i = 0; i < 100; i++)
+			ASSERT_OK(loop_turn(scene->world->loop, 1));
 		late[2] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[2], N,
 				   scene->output[2], N);
 		asked_submit(&late[2], &scene->tensor[2], 1);

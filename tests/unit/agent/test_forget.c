@@ -1,4 +1,4 @@
-/* Names without end in a job without servers: what no rank uses is forgotten, once all ranks say so. */
+/* Names without end, most of them in a job without servers: what no rank uses is forgotten, once all ranks say so. */
 #include "agent/round/round.h"
 #include "world.h"
 #include <stdio.h>
@@ -34,10 +34,13 @@ static void on_released(struct agent_declaration *declaration, bool forgotten)
 		heard.n_kept[rank_of(declaration)]++;
 }
 
-static struct world *begin(bool can_be_asked)
+static struct world *begin_with(bool can_be_asked, bool distributed)
 {
-	struct world *world = world_new(&(struct world_options){
-		.n_nodes = 1, .n_local = RANKS, .no_servers = true, .max_tensors = MAX_TENSORS });
+	struct world *world = world_new(&(struct world_options){ .n_nodes = 1,
+								 .n_local = RANKS,
+								 .no_servers = !distributed,
+								 .distributed = distributed,
+								 .max_tensors = MAX_TENSORS });
 
 	memset(&heard, 0, sizeof(heard));
 	world_form(world);
@@ -46,6 +49,11 @@ static struct world *begin(bool can_be_asked)
 		world->ranks[i].member.released = on_released;
 	}
 	return world;
+}
+
+static struct world *begin(bool can_be_asked)
+{
+	return begin_with(can_be_asked, false);
 }
 
 static const struct agent_job *job_of_world(const struct world *world)
@@ -302,4 +310,44 @@ TEST(a_name_that_only_one_rank_has_forgotten)
 	WORLD_UNTIL(world, asked[2].done);
 	ASSERT_EQ(asked[2].failure.status, -ECONNRESET);
 	ASSERT_CONTAINS(asked[2].failure.text, "rank 2 names it anew");
+}
+
+/* Nor is it known any more that ranks once waited for one another in its rounds. */
+TEST(a_name_in_which_ranks_waited_for_one_another)
+{
+	_cleanup_(world_freep) struct world *world = begin_with(true, true);
+	struct declared *tensors[2] = { world_declare(world, "a", DTYPE_FLOAT32, 1),
+					world_declare(world, "b", DTYPE_FLOAT32, 1) };
+	struct asked asked[RANKS];
+	float data[RANKS] = { 0 };
+
+	for (unsigned turn = 0; turn < 2; turn++) {
+		for (unsigned i = 0; i < RANKS; i++) {
+			asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, &data[i], 1,
+					    &data[i], 1);
+			asked_submit(&asked[i], &tensors[(i == 2) != turn][i], 1);
+			if (!asked[i].done)
+				agent_blocked(&asked[i].base, false);
+		}
+		for (unsigned i = 0; i < RANKS; i++) {
+			WORLD_UNTIL(world, asked[i].done);
+			ASSERT_EQ(asked[i].failure.status, -EDEADLK);
+		}
+	}
+	for (unsigned i = 0; agent_tensor_find(job_of_world(world), "a"); i++) {
+		ASSERT_TRUE(use(world, name_one(world, i), 1));
+		release_all();
+		ASSERT_OK(loop_turn(world->loop, 0));
+	}
+	tensors[0] = world_declare(world, "a", DTYPE_FLOAT32, 1);
+	for (unsigned i = 0; i < RANKS; i++) {
+		asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, &data[i], 1, &data[i], 1);
+		asked_submit(&asked[i], &tensors[0][i], 1);
+		if (!asked[i].done)
+			agent_blocked(&asked[i].base, false);
+	}
+	for (unsigned i = 0; i < RANKS; i++) {
+		WORLD_UNTIL(world, asked[i].done);
+		ASSERT_STR(asked[i].failure.text, "");
+	}
 }
