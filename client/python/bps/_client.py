@@ -53,6 +53,7 @@ from ._library import (
 SLICE_MS = 200  # how long a signal handler of Python waits for its turn, at most
 SLICES_BLOCKED = 16  # after which a daemon that has begun anew hears once more in what this process is blocked
 CLOSE_TIMEOUT_S = 2.0  # for other threads to notice shutdown(): ten slices
+WATCH_NAME = "bps-cuda"  # of the thread that does; it begins nothing
 WATCH_S = 0.5  # between two looks at the daemon, while streams wait for it
 ALL = object()  # of begun()
 MAX_DIMENSIONS = 8  # that the name of a tensor tells one by one
@@ -70,9 +71,20 @@ def milliseconds(seconds):
     return 0 if seconds is None else max(1, int(seconds * 1000))
 
 
+_others_begin = False
+
+
+def others_begin():
+    """For adapters of frameworks that begin operations in threads of which Python does not know."""
+    global _others_begin
+    _others_begin = True
+
+
 def _is_alone():
-    """Whether nothing begins in this process while this thread waits: no other thread of Python is there, and no signal's handler."""
-    if threading.active_count() > 1 or threading.current_thread() is not threading.main_thread():
+    """Whether nothing begins in this process while this thread waits: no other thread is there, and no signal's handler."""
+    if _others_begin or threading.get_ident() != threading.main_thread().ident:
+        return False
+    if sum(thread.name != WATCH_NAME for thread in threading.enumerate()) > 1:
         return False
     own = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN, None)
     return all(signal.getsignal(number) in own for number in signal.valid_signals())
@@ -257,7 +269,7 @@ class _Watch:
         self._client = client
         self._changed = threading.Condition()
         self._stopping = False  # under the condition
-        self._thread = threading.Thread(target=self._run, name="bps-cuda", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=WATCH_NAME, daemon=True)
         self._thread.start()
 
     def wake(self):

@@ -19,6 +19,8 @@ from ._order import forget_failure, trace_state_clean
 from ._primitive import DTYPES, operation_p
 from .compression import Compression
 
+_client.others_begin()
+
 
 def _leaves(tree):
     """(leaves as arrays, function that makes the tree of others)"""

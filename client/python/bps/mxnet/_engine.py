@@ -21,6 +21,8 @@ from .._buffers import Tensor
 from .._completer import completer_of
 from .._ops import Handle
 
+_client.others_begin()
+
 
 class _OnComplete(ctypes.Structure):
     """mxnet::engine::CallbackOnComplete. The engine's own is gone once the work has begun: copy its fields."""

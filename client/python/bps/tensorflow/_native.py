@@ -55,6 +55,7 @@ def _attach(client):
         raise error_from(status, "TensorFlow has no memory for a client of bps")
 
 
+_client.others_begin()
 _client.follow(_attach, lambda client: _attached.bps_tensorflow_detach(client.pointer), sets=True)
 
 DTYPES = (

@@ -11,6 +11,7 @@ from checks import chosen
 
 import bps as plain
 import bps.jax as bps
+from bps import _client
 from bps.jax.ops import operation_p
 
 jax.config.update("jax_enable_x64", True)
@@ -338,6 +339,7 @@ def check_names():
 
 if __name__ == "__main__":
     bps.init()
+    assert not _client._is_alone()  # operations begin in other threads
     for name, check in chosen(globals(), sys.argv[1:]):
         check()
         print(f"{name} {time.process_time():.1f} s", flush=True)

@@ -10,6 +10,7 @@ from mxnet import autograd, gluon
 
 import bps as plain
 import bps.mxnet as bps
+from bps import _client
 
 STEPS = 6
 SHARE = 8  # examples of one rank in one step
@@ -326,6 +327,7 @@ def check_fork_by_a_data_loader():
 
 if __name__ == "__main__":
     bps.init()
+    assert not _client._is_alone()  # operations begin in other threads
     for name, check in chosen(globals(), sys.argv[1:]):
         check()
         plain.barrier()

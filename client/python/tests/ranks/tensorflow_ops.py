@@ -7,6 +7,7 @@ import tensorflow as tf
 from checks import chosen
 
 import bps.tensorflow as bps
+from bps import _client
 
 DTYPES = [tf.float64, tf.float32, tf.float16, tf.bfloat16]
 DTYPES += [tf.int64, tf.int32, tf.int16, tf.int8, tf.uint8, tf.bool]
@@ -582,6 +583,7 @@ def check_join():
 def main():
     tf.get_logger().setLevel("ERROR")  # the same function is traced for many types on purpose
     bps.init()
+    assert not _client._is_alone()  # operations begin in other threads
     for _, check in chosen(globals(), sys.argv[1:]):
         check()
     print("done")
