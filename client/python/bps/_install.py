@@ -10,6 +10,7 @@ WAY_OUT = (
     "install Debian's packages (scripts/package && apt-get install ./build/packages/*.deb), or a wheel of bps that carries it, "
     "in the source tree by: scripts/deps build && pip install ./client/python"
 )
+_BUILT_IN = ("client", "daemon", "daemon/admin", "daemon/bench")  # folders of a build
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -24,7 +25,7 @@ def from_build_tree(name):
     top = os.path.abspath(os.path.join(PACKAGE, "..", "..", ".."))
     if not os.path.exists(os.path.join(top, "client", "bps.h")):
         return None
-    found = [path for below in ("*", "*/*") for path in glob.glob(os.path.join(top, "build*", below, name))]
+    found = [path for folder in _BUILT_IN for path in glob.glob(os.path.join(top, "build*", folder, name))]
     # A link is left where a build was removed in part.
     return max(filter(os.path.exists, found), key=os.path.getmtime, default=None)
 
