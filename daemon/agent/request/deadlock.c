@@ -108,16 +108,10 @@ static void remember(struct agent_job *job, const struct blocked pair[2])
 /* Long names are cut, so that all is in the text. */
 static void fail(struct agent_job *job, const struct blocked *blocked, const struct blocked *other)
 {
-	struct agent_tensor *tensor = agent_tensor_find(job, blocked->tensor);
-	struct agent_round *round;
+	struct agent_round *round = agent_tensor_round(job, blocked->tensor, blocked->round);
 	struct failure failure;
 
-	if (!tensor)
-		return;
-	list_for_each (round, &tensor->rounds, link)
-		if (round->number == blocked->round)
-			break;
-	if (&round->link == &tensor->rounds)
+	if (!round)
 		return;
 	agent_round_describe(round, &failure, -EDEADLK,
 			     "rank %u waits for rank %u, and rank %u waits for rank %u in tensor "
@@ -160,7 +154,8 @@ static void say(struct agent_job *job, const struct blocked *blocked, const stru
 		(void)peer_notice(peer, &header, names);
 }
 
-static void find(struct agent_job *job, const struct blocked pair[2])
+/* They are known to wait for one another from now on, to all nodes. */
+static void settle(struct agent_job *job, const struct blocked pair[2])
 {
 	if (job->distributed) {
 		remember(job, pair);
@@ -214,48 +209,44 @@ static bool is_here(const struct agent_job *job, uint32_t rank)
 	return false;
 }
 
-/* A rank of another node is blocked: one here that keeps it waiting, and is blocked in something else, answers. */
+/* A rank here that has not come to this, and is blocked: in a round that is given, or in any (NULL). Returns whether there is one. */
+static bool find_blocked(const struct agent_job *job, const struct blocked *missed,
+			 const struct blocked *in, struct blocked *ret_own)
+{
+	for (uint32_t i = 0; job->deadlock.n_blocked && i < job->layout.n_local; i++) {
+		const struct agent_round *round = round_of(job, i);
+
+		if (!round || has_come(job, i, missed))
+			continue;
+		*ret_own = describe(round, i);
+		if (!in || is_same(ret_own, in))
+			return true;
+	}
+	return false;
+}
+
+/* A rank of another node is blocked: one here that keeps it waiting, and is blocked, answers. */
 static void answer(struct agent_job *job, const struct blocked *blocked)
 {
-	struct blocked pair[2];
+	struct blocked own, pair[2];
 
 	/* What all nodes were told has not come to that one: who has found it says it again. */
 	if (recall(job, blocked, pair)) {
 		if (is_here(job, pair[0].rank))
 			say(job, &pair[0], &pair[1], true);
-		return;
-	}
-	for (uint32_t i = 0; job->deadlock.n_blocked && i < job->layout.n_local; i++) {
-		const struct agent_round *round = round_of(job, i);
-		struct blocked own;
-
-		if (!round)
-			continue;
-		own = describe(round, i);
-		if (is_same(&own, blocked) || has_come(job, i, blocked))
-			continue;
+	} else if (find_blocked(job, blocked, NULL, &own)) {
 		say(job, &own, blocked, false);
-		return;
 	}
 }
 
-/* A rank of another node is blocked, and has not come to what one here may be blocked in. */
+/* A rank of another node is blocked, and has not come to what ranks here may be blocked in: the one that was told of speaks for all. */
 static void compare(struct agent_job *job, const struct blocked *blocked,
 		    const struct blocked *missed)
 {
-	for (uint32_t i = 0; job->deadlock.n_blocked && i < job->layout.n_local; i++) {
-		const struct agent_round *round = round_of(job, i);
-		struct blocked own;
+	struct blocked own;
 
-		if (!round)
-			continue;
-		/* The rank that was told of speaks for all here that are blocked in that round. */
-		own = describe(round, i);
-		if (!is_same(&own, missed) || has_come(job, i, blocked))
-			continue;
-		find(job, (struct blocked[]){ own, *blocked });
-		return;
-	}
+	if (find_blocked(job, blocked, missed, &own))
+		settle(job, (struct blocked[]){ own, *blocked });
 }
 
 void agent_deadlock_heard(struct agent_job *job, const struct data_header *header,
@@ -323,7 +314,7 @@ void agent_blocked(struct agent_request *request, bool over)
 	if (recall(job, &own, pair))
 		fail_both(job, pair);
 	else if (other != index)
-		find(job, (struct blocked[]){ own, describe(round_of(job, other), other) });
+		settle(job, (struct blocked[]){ own, describe(round_of(job, other), other) });
 	else if (job->distributed && !is_in_order(job, index))
 		tell_home(job, index);
 }

@@ -52,6 +52,6 @@ static inline void agent_deadlock_forget(struct agent_deadlock *deadlock, const 
 				deadlock->known[i].rounds[j] = 0;
 }
 
-/* The home says what a rank of another node is blocked in. */
+/* The home says what a rank of another node is blocked in, or that two ranks wait for one another. */
 void agent_deadlock_heard(struct agent_job *job, const struct data_header *header,
 			  const void *payload);

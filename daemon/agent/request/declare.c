@@ -65,6 +65,20 @@ struct agent_tensor *agent_tensor_find(const struct agent_job *job, const char *
 	return NULL;
 }
 
+struct agent_round *agent_tensor_round(const struct agent_job *job, const char *name,
+				       uint64_t number)
+{
+	const struct agent_tensor *tensor = agent_tensor_find(job, name);
+	struct agent_round *round;
+
+	if (!tensor)
+		return NULL;
+	list_for_each (round, &tensor->rounds, link)
+		if (round->number == number)
+			return round;
+	return NULL;
+}
+
 #define DESCRIPTION_LEN (TENSOR_SHAPE_MAX + 32)
 
 /* "float32[1000]", "float32[10x100]", "float32[variable]". */

@@ -41,15 +41,10 @@ static bool waits_with(const struct agent_round *round, uint64_t number)
 static struct agent_round *find_first(const struct agent_job *job, uint64_t number)
 {
 	const struct ordinal_operation *first = ordinals_first(&job->order.ordinals, number);
-	const struct agent_tensor *tensor = first ? agent_tensor_find(job, first->tensor) : NULL;
-	struct agent_round *round;
+	struct agent_round *round =
+		first ? agent_tensor_round(job, first->tensor, first->round) : NULL;
 
-	if (!tensor)
-		return NULL;
-	list_for_each (round, &tensor->rounds, link)
-		if (round->number == first->round)
-			return waits_with(round, number) ? round : NULL;
-	return NULL;
+	return round && waits_with(round, number) ? round : NULL;
 }
 
 /*

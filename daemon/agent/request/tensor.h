@@ -75,6 +75,9 @@ static_assert(offsetof(struct agent_tensor, failure.text) <= 2 * CACHE_LINE &&
 /* declare.c */
 /* The tensor that a rank here has declared under this name, or NULL. */
 struct agent_tensor *agent_tensor_find(const struct agent_job *job, const char *name);
+/* The open round of the tensor of this name, or NULL. */
+struct agent_round *agent_tensor_round(const struct agent_job *job, const char *name,
+				       uint64_t number);
 /* The ranks of all nodes agree, or not (failure). */
 void agent_tensor_agreed(struct agent_tensor *tensor, const struct failure *failure, uint64_t key,
 			 uint64_t start);

@@ -1,6 +1,5 @@
 /*
- * What one node says to the job's home, and the home tells the others of, which takes what it costs from what the job may have told.
- * Control thread only.
+ * Notices by which the job's home passes on what one node has said, and the bound to them, which is the job's. Control thread only.
  */
 #pragma once
 

@@ -111,12 +111,20 @@ static void expect_sum(struct scene *scene, uint64_t round)
 /* -- Ranks wait for one another ------------------------------------------------------------------------------------- */
 
 /* Rank 2 waits for a tensor to which the others have not come, and they for one to which it has not. */
-static void block(struct scene *scene, const struct declared *other, uint32_t rank, uint64_t round)
+static void block(struct scene *scene, struct declared *other, uint32_t rank, uint64_t round)
 {
 	(void)ask(scene, rank);
-	asked_submit(&scene->asked[rank],
-		     (struct declared *)&(rank == 2 ? other : scene->tensor)[rank], round);
+	asked_submit(&scene->asked[rank], &(rank == 2 ? other : scene->tensor)[rank], round);
 	agent_blocked(&scene->asked[rank].base, false);
+}
+
+/* A rank's first round of a tensor, beside what it is asked in the scene. */
+static void submit_beside(struct scene *scene, struct asked *asked, struct declared *tensor,
+			  uint32_t rank)
+{
+	*asked = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[rank], N,
+			  scene->output[rank], N);
+	asked_submit(asked, &tensor[rank], 1);
 }
 
 /* Said again while it is so, as by libbps_client. */
@@ -211,7 +219,7 @@ TEST(ranks_that_wait_for_one_another_in_tensors_that_not_all_declare)
 		scene->tensor = ours;
 		for (uint32_t i = 0; i < 3; i++)
 			block(scene, theirs, i, 1);
-		scene->asked[3].done = true;
+		scene->asked[3].done = true; /* it does nothing yet */
 		stay_blocked(scene);
 		for (uint32_t i = 0; i < 3; i++)
 			expect_failed(scene, i, -EDEADLK, "rank 2");
@@ -251,9 +259,7 @@ TEST(nobody_waits_for_who_has_come)
 		for (uint32_t i = 0; i < 4; i++) {
 			if (i == 2)
 				continue;
-			early[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[i], N,
-					    scene->output[i], N);
-			asked_submit(&early[i], &other[i], 1);
+			submit_beside(scene, &early[i], other, i);
 			block(scene, other, i, 1);
 			come_to_rest(scene);
 		}
@@ -299,19 +305,13 @@ TEST(who_goes_on_is_not_blocked)
 			if (i != 2)
 				block(scene, other, i, 1);
 		come_to_rest(scene);
-		late[2] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[2], N,
-				   scene->output[2], N);
-		asked_submit(&late[2], &scene->tensor[2], 1);
+		submit_beside(scene, &late[2], scene->tensor, 2);
 		for (uint32_t i = 0; i < 4; i++)
 			if (i != 2)
 				expect_failed(scene, i, 0, "");
-		for (uint32_t i = 0; i < 4; i++) {
-			if (i == 2)
-				continue;
-			late[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[i], N,
-					   scene->output[i], N);
-			asked_submit(&late[i], &other[i], 1);
-		}
+		for (uint32_t i = 0; i < 4; i++)
+			if (i != 2)
+				submit_beside(scene, &late[i], other, i);
 		expect_failed(scene, 2, 0, "");
 		for (uint32_t i = 0; i < 4; i++)
 			WORLD_UNTIL(scene->world, late[i].done);
