@@ -745,7 +745,7 @@ static uint64_t take_turn(struct session *session, uint64_t now_ns, uint64_t unt
 static void on_drain(struct mail *mail)
 {
 	struct control *control = container_of(mail, struct control, drain);
-	uint64_t now_ns = clock_now_ns(), until_ns = now_ns + RING_TURN_NS;
+	uint64_t now_ns = clock_now_ns(), from_ns = now_ns, until_ns = now_ns + RING_TURN_NS;
 
 	while (control->rings.n && now_ns < until_ns) {
 		struct session *session = fair_pop(&control->rings).item;
@@ -755,6 +755,7 @@ static void on_drain(struct mail *mail)
 		now_ns = take_turn(session, now_ns, until_ns);
 		fair_charge(&control->rings, flow, now_ns - began_ns);
 	}
+	control->watch.took_ns += now_ns - from_ns;
 	/* Behind all else that the loop has now. */
 	control->drain_posted = control->rings.n;
 	if (control->drain_posted)
@@ -765,7 +766,9 @@ static void on_drain(struct mail *mail)
 
 static bool on_look(struct loop_watch *watch)
 {
-	return look(container_of(watch, struct control, watch), NULL);
+	struct control *control = container_of(watch, struct control, watch);
+
+	return look(control, NULL) || control->rings.n;
 }
 
 static bool on_rest(struct loop_watch *watch)

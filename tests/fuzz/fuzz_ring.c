@@ -259,9 +259,10 @@ static void let_it_drain(struct trainer *trainer)
 	struct shm_header *header = trainer->shm;
 	uint64_t one = 1;
 
-	FUZZ_CHECK(write(trainer->doorbell, &one, sizeof(one)) == sizeof(one));
 	for (int i = 0; i < TURNS_MAX; i++) {
-		FUZZ_CHECK(!loop_turn(door.loop, 0));
+		/* Before it waits, which is not for long, it says that it wants to be woken. */
+		FUZZ_CHECK(write(trainer->doorbell, &one, sizeof(one)) == sizeof(one));
+		FUZZ_CHECK(!loop_turn(door.loop, i > 4));
 		if (!control_n_sessions(door.control) ||
 		    (atomic_load(&header->daemon_armed) && i > 4))
 			return;

@@ -12,11 +12,21 @@
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
 
+/* Of a piece, whoever waits: the caches are to keep for a while what is done in it. */
+#define LOOP_PIECE_LEAST_NS (20 * NSEC_PER_USEC)
+/* Mail has so much of a turn, at the most. */
+#define LOOP_MAIL_NS (2 * NSEC_PER_MSEC)
+
 #define LOOP_EVENTS 64 /* fetched by one epoll_wait(); more wait for the next, nothing is lost */
 /* Of looks, how many go by until descriptors are asked, too. */
 #define LOOP_LOOKS 8
 /* Who gives its core away and does not have it again after so long, shares it, and sleeps. */
 #define LOOP_SPIN_AWAY_NS (500 * NSEC_PER_USEC)
+
+/* Mail, first first. */
+struct mails {
+	struct mail *first, *last; /* NULL: there is none */
+};
 
 struct loop {
 	/* Any thread. */
@@ -41,13 +51,19 @@ struct loop {
 	 */
 	uint64_t alarm_ns;
 	size_t n_sources;
-	struct mail *mail;	  /* taken out of the inbox, first first */
-	struct mail *deferred;	  /* last first */
-	struct mail *finishing;	  /* for the end of the turn, first first */
-	struct list chores;	  /* whose turn it is first first */
+	struct mails mail;	/* taken out of the inbox */
+	struct mail *deferred;	/* last first */
+	struct mails finishing, /* for the end of the turn */
+		ending;		/* the same, while it runs */
+	struct loop_piece mail_piece;
+	struct list chores; /* whose turn it is first first */
+	struct loop_piece chores_piece;
 	struct loop_watch *watch; /* or NULL */
 	uint64_t spin_ns;
-	uint64_t linger_until_ns;   /* 0: it does not linger */
+	uint64_t linger_until_ns; /* 0: it does not linger */
+	bool is_to_rest;	  /* the watch, before the loop sleeps */
+	/* The watch's, when the turn began, and when the turn before it began. */
+	uint64_t took_ns, took_before_ns;
 	struct allowance allowance; /* for lingering */
 	unsigned n_looks;
 	struct loop_timer **timers; /* binary heap, the soonest on top */
@@ -286,28 +302,42 @@ void loop_post(struct loop *loop, struct mail *mail)
 	loop_wake(loop);
 }
 
-static void loop_append(struct mail **list, struct mail *mail)
+static void mails_append(struct mails *mails, struct mails more)
 {
-	while (*list)
-		list = &(*list)->next;
-	*list = mail;
+	if (!more.first)
+		return;
+	if (mails->first)
+		mails->last->next = more.first;
+	else
+		mails->first = more.first;
+	mails->last = more.last;
+}
+
+static struct mails mails_take(struct mails *mails)
+{
+	struct mails taken = *mails;
+
+	*mails = (struct mails){ 0 };
+	return taken;
 }
 
 /* Appends the inbox to the mail taken before, turning it round: the first posted runs first. */
 static void loop_take_mail(struct loop *loop)
 {
-	struct mail *posted = NULL, *taken = NULL;
+	struct mail *posted = NULL;
+	struct mails taken = { 0 };
 
 	if (atomic_load_explicit(&loop->inbox, memory_order_relaxed))
 		posted = atomic_exchange(&loop->inbox, NULL);
+	taken.last = posted;
 	while (posted) {
 		struct mail *next = posted->next;
 
-		posted->next = taken;
-		taken = posted;
+		posted->next = taken.first;
+		taken.first = posted;
 		posted = next;
 	}
-	loop_append(&loop->mail, taken);
+	mails_append(&loop->mail, taken);
 }
 
 void loop_defer(struct loop *loop, struct mail *mail)
@@ -323,24 +353,32 @@ void loop_finish(struct loop *loop, struct mail *mail)
 	assert(mail->run);
 
 	mail->next = NULL;
-	loop_append(&loop->finishing, mail);
+	mails_append(&loop->finishing, (struct mails){ mail, mail });
 }
 
-static bool loop_unlink(struct mail **link, const struct mail *mail)
+static bool mails_remove(struct mails *mails, const struct mail *mail)
 {
-	while (*link && *link != mail)
-		link = &(*link)->next;
+	struct mail **link = &mails->first, *before = NULL;
+
+	for (; *link && *link != mail; link = &before->next)
+		before = *link;
 	if (!*link)
 		return false;
 	*link = mail->next;
+	if (mails->last == mail)
+		mails->last = before;
 	return true;
 }
 
 void loop_unpost(struct loop *loop, struct mail *mail)
 {
+	struct mails deferred = { .first = loop->deferred };
+
 	loop_take_mail(loop);
-	if (!loop_unlink(&loop->mail, mail) && !loop_unlink(&loop->deferred, mail))
-		(void)loop_unlink(&loop->finishing, mail);
+	if (!mails_remove(&loop->mail, mail) && !mails_remove(&loop->finishing, mail) &&
+	    !mails_remove(&loop->ending, mail))
+		(void)mails_remove(&deferred, mail);
+	loop->deferred = deferred.first;
 }
 
 static bool loop_stopping(struct loop *loop)
@@ -358,22 +396,56 @@ static void loop_run_deferred(struct loop *loop)
 	}
 }
 
-/* Runs the mail that was there at the start; what is posted meanwhile waits for the next turn. */
-static void loop_run_mail(struct loop *loop)
-{
-	struct mail *last = loop->mail, *mail;
+/* Pieces of a turn */
 
-	if (!last)
+bool loop_is_wanted(struct loop *loop)
+{
+	return loop->watch && loop->watch->look(loop->watch);
+}
+
+static uint64_t loop_watch_took(const struct loop *loop)
+{
+	return loop->watch ? loop->watch->took_ns : 0;
+}
+
+void loop_piece_begin(struct loop *loop, struct loop_piece *piece, uint64_t now_ns,
+		      uint64_t most_ns)
+{
+	uint64_t took_ns = loop_watch_took(loop) - loop->took_before_ns;
+
+	piece->until_ns = now_ns + most_ns;
+	piece->least_ns = now_ns + MIN(MAX(took_ns, LOOP_PIECE_LEAST_NS), most_ns);
+}
+
+bool loop_piece_is_over(struct loop *loop, const struct loop_piece *piece, uint64_t now_ns)
+{
+	if (now_ns < piece->least_ns)
+		return false;
+	return now_ns >= piece->until_ns || loop_is_wanted(loop);
+}
+
+void loop_piece_prolong(struct loop_piece *piece, uint64_t took_ns)
+{
+	piece->until_ns += took_ns;
+	piece->least_ns += took_ns;
+}
+
+/* Runs the mail that was there at the start, in a piece of the turn; what is posted meanwhile waits for the next. */
+static void loop_run_mail(struct loop *loop, struct mails *mails)
+{
+	const struct mail *last = mails->last;
+	struct mail *mail;
+
+	if (!mails->first)
 		return;
-	while (last->next)
-		last = last->next;
+	loop_piece_begin(loop, &loop->mail_piece, clock_now_ns(), LOOP_MAIL_NS);
 	do {
-		mail = loop->mail;
+		mail = mails->first;
 		if (!mail || loop_stopping(loop))
 			break;
-		loop->mail = mail->next;
+		mails->first = mail->next;
 		mail->run(mail);
-	} while (mail != last);
+	} while (mail != last && !loop_piece_is_over(loop, &loop->mail_piece, clock_now_ns()));
 }
 
 void loop_begin(struct loop *loop, struct chore *chore)
@@ -391,18 +463,17 @@ void loop_abort(struct chore *chore)
 
 static void loop_run_chores(struct loop *loop)
 {
-	uint64_t until_ns;
 	struct chore *chore;
 
 	if (list_empty(&loop->chores))
 		return;
-	until_ns = clock_now_ns() + LOOP_CHORES_NS;
+	loop_piece_begin(loop, &loop->chores_piece, clock_now_ns(), LOOP_CHORES_NS);
 	while ((chore = list_first(&loop->chores, struct chore, link)) && !loop_stopping(loop)) {
 		list_remove(&chore->link);
 		if (chore->step(chore))
 			loop_begin(loop, chore);
 		loop_run_deferred(loop);
-		if (clock_now_ns() >= until_ns)
+		if (loop_piece_is_over(loop, &loop->chores_piece, clock_now_ns()))
 			return;
 	}
 }
@@ -418,13 +489,11 @@ void loop_end_chores(struct loop *loop)
 	}
 }
 
-/* As mail behind all other. */
+/* What a piece, or loop_stop(), has left there goes on in the next turn. */
 static void loop_run_finishing(struct loop *loop)
 {
-	if (!loop->finishing)
-		return;
-	loop_append(&loop->mail, TAKE_PTR(loop->finishing));
-	loop_run_mail(loop);
+	mails_append(&loop->ending, mails_take(&loop->finishing));
+	loop_run_mail(loop, &loop->ending);
 	loop_run_deferred(loop);
 }
 
@@ -498,6 +567,7 @@ void loop_spin(struct loop *loop, uint64_t spin_ns, struct loop_watch *watch)
 {
 	loop->spin_ns = spin_ns;
 	loop->watch = watch;
+	loop->took_ns = loop->took_before_ns = loop_watch_took(loop);
 }
 
 bool loop_linger(struct loop *loop, uint64_t now_ns, uint64_t linger_ns)
@@ -508,9 +578,19 @@ bool loop_linger(struct loop *loop, uint64_t now_ns, uint64_t linger_ns)
 	return true;
 }
 
-bool loop_lingers(const struct loop *loop)
+static bool loop_has_more(const struct loop *loop)
 {
-	return loop->linger_until_ns;
+	return loop->mail.first || loop->deferred || loop->finishing.first || loop->ending.first ||
+	       !list_empty(&loop->chores);
+}
+
+bool loop_lingers(struct loop *loop)
+{
+	bool lingers = loop->linger_until_ns || loop_has_more(loop) ||
+		       atomic_load_explicit(&loop->inbox, memory_order_relaxed);
+
+	loop->is_to_rest |= lingers;
+	return lingers;
 }
 
 /* Whether there is mail, a timer is due, or the watch has something. */
@@ -574,6 +654,7 @@ static bool loop_find(struct loop *loop)
 	if (loop->watch && loop->watch->rest(loop->watch))
 		return true;
 	loop->linger_until_ns = 0;
+	loop->is_to_rest = false;
 	return false;
 }
 
@@ -586,13 +667,14 @@ static int loop_wait(struct loop *loop, int timeout_ms)
 	 */
 	if (loop->next_event < loop->n_events)
 		return 0;
-	if (loop->mail || loop->deferred || loop->finishing || !list_empty(&loop->chores)) {
+	if (loop_has_more(loop)) {
 		timeout_ms = 0;
 		/* As loop_look(). */
-		if (loop->watch && (loop->spin_ns || loop->linger_until_ns))
+		if (loop->watch)
 			(void)loop->watch->look(loop->watch);
 	}
-	if (timeout_ms != 0 && (loop->spin_ns || loop->linger_until_ns) && loop_find(loop)) {
+	if (timeout_ms != 0 && (loop->spin_ns || loop->linger_until_ns || loop->is_to_rest) &&
+	    loop_find(loop)) {
 		/* Descriptors have their turn, however much the watch has. */
 		if (loop->n_events || ++loop->n_looks % LOOP_LOOKS)
 			return 0;
@@ -622,10 +704,12 @@ int loop_turn(struct loop *loop, int timeout_ms)
 	r = loop_wait(loop, timeout_ms);
 	if (r)
 		return error_trace(r);
+	loop->took_before_ns = loop->took_ns;
+	loop->took_ns = loop_watch_took(loop);
 	loop_run_timers(loop);
 	loop_run_events(loop);
 	loop_take_mail(loop);
-	loop_run_mail(loop);
+	loop_run_mail(loop, &loop->mail);
 	loop_run_deferred(loop);
 	loop_run_chores(loop);
 	loop_run_finishing(loop);

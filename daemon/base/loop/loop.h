@@ -64,6 +64,8 @@ struct loop_watch {
 	bool (*look)(struct loop_watch *watch);
 	/* The loop is about to sleep, and is to be woken from now on. Returns as look(), which it asks once more. */
 	bool (*rest)(struct loop_watch *watch);
+	uint64_t
+		took_ns; /* what it has found has taken so long, all in all: counted by who does it */
 };
 
 /*
@@ -74,11 +76,31 @@ struct loop_watch {
 void loop_spin(struct loop *loop, uint64_t spin_ns, struct loop_watch *watch);
 /*
  * Something is to come very soon: once there is nothing left to do the loop looks, as above, for so long before it sleeps.
- * Returns whether it will: not where that has been in vain too often, or costly (proto/allowance.h). Until it sleeps,
- * loop_lingers() is true, and it will ask the watch to rest. Loop's thread.
+ * Returns whether it will: not where that has been in vain too often, or costly (proto/allowance.h). Loop's thread.
  */
 bool loop_linger(struct loop *loop, uint64_t now_ns, uint64_t linger_ns);
-bool loop_lingers(const struct loop *loop);
+/* Whether the loop lingers, or has more to do: then it will look once more, and ask the watch to rest, before it sleeps. */
+bool loop_lingers(struct loop *loop);
+
+/* Whether the watch has something to do: it is asked, as above. Loop's thread. */
+bool loop_is_wanted(struct loop *loop);
+
+/*
+ * A piece of a turn, in which many short things are done one after the other, as long as there are more. It lasts most_ns while the
+ * watch finds nothing; else it gives way once it has had as long as what the watch found has had since the turn before, and some
+ * tens of microseconds. So who asks for little does not wait for all that others have, and who asks for much has half of the
+ * thread. One thing is done in each piece. Embedded in its user. Loop's thread.
+ */
+struct loop_piece {
+	uint64_t until_ns; /* at the most */
+	uint64_t least_ns; /* from then on it gives way */
+};
+void loop_piece_begin(struct loop *loop, struct loop_piece *piece, uint64_t now_ns,
+		      uint64_t most_ns);
+/* What the watch has found is done once the piece is over. */
+bool loop_piece_is_over(struct loop *loop, const struct loop_piece *piece, uint64_t now_ns);
+/* Something that does not count took so long: the piece lasts longer. */
+void loop_piece_prolong(struct loop_piece *piece, uint64_t took_ns);
 
 /*
  * Mail: a piece of work handed to the loop's thread. Embedded in its user, so posting never allocates and never fails;
@@ -107,7 +129,7 @@ void loop_unpost(struct loop *loop, struct mail *mail);
 
 /*
  * A chore: work that may be long, as what an outsider holds may be much. It is done in steps: after the mail of each turn the
- * chores have a step each, by turns, until LOOP_CHORES_NS of that turn are over; the next turn, which does not wait, goes on. So
+ * chores have a step each, by turns, in a piece of LOOP_CHORES_NS; the next turn, which does not wait, goes on. So
  * no turn is longer by more than that and one step, however much there is to do, and no chore waits for another's end.
  * step() does little, some tens of microseconds, and returns whether there is more; it may begin any chore, and free its own if
  * it returns false. Embedded in its user. Loop's thread.

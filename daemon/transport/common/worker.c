@@ -9,14 +9,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Mails are run for so long, enough for the caches to keep what runs them, until others that the loop serves have their turn; */
+/* Mails are run for so long at the most, until others that the loop serves have their turn; */
 #define MAILBOXES_TURN_NS (500 * NSEC_PER_USEC)
 /* and those of one mailbox while another has some. */
 #define MAILBOX_TURN_NS (100 * NSEC_PER_USEC)
 /* What home itself receives in a turn of the loop is run at once for so long: some reads full of small messages, or of large results. */
 #define RECEIVED_TURN_NS (4 * NSEC_PER_MSEC)
-#define MAILBOX_UNTIMED \
-	4 /* mails between two looks at the clock, unless they took longer than a mailbox's turn */
+/* Mails between two looks at the clock, unless each took so long. */
+#define MAILBOX_UNTIMED 4
+#define MAILBOX_SLOW_NS (2 * NSEC_PER_USEC)
 
 /* Takes all that was posted: returns the first of it, or NULL. */
 static struct mail *take(_Atomic(struct mail *) *from, struct mail **ret_last)
@@ -63,28 +64,31 @@ static void mailboxes_take(struct mailboxes *mailboxes)
 }
 
 /*
- * One more mail was run. Returns whether the clock has reached until_ns. A look at the clock costs a part of what a light mail costs,
- * so light mails share a look; each mail has its own look while the last ones were slow.
+ * One more mail was run. Returns whether it is time to look at the clock, which is read then. A look costs a part of what a light mail
+ * costs, so light mails share a look; each mail has its own look while the last ones were slow.
  */
-static bool is_over(struct mail_clock *clock, uint64_t until_ns)
+static bool is_timed(struct mail_clock *clock)
 {
 	uint64_t now_ns;
 
 	if (++clock->n_mails < MAILBOX_UNTIMED && !clock->is_slow)
 		return false;
 	now_ns = clock_now_ns();
-	clock->is_slow = now_ns - clock->looked_ns > MAILBOX_TURN_NS;
+	clock->is_slow = now_ns - clock->looked_ns > clock->n_mails * MAILBOX_SLOW_NS;
 	clock->looked_ns = now_ns;
 	clock->n_mails = 0;
-	return now_ns >= until_ns;
+	return true;
 }
 
-/* Runs a mailbox's mail until then, or until there is none: then the mailbox may be gone. */
-static void mailbox_run(struct mailbox *mailbox, uint64_t now_ns, uint64_t until_ns)
+/*
+ * Runs a mailbox's mail until then, or until the piece is over or there is none: then the mailbox may be gone. Returns whether the piece
+ * is over.
+ */
+static bool mailbox_run(struct mailboxes *mailboxes, struct mailbox *mailbox, uint64_t until_ns)
 {
+	struct mail_clock *clock = &mailboxes->clock;
 	bool is_last;
 
-	mailbox->clock.looked_ns = now_ns;
 	do {
 		struct mail *mail = mailbox->first;
 
@@ -97,13 +101,19 @@ static void mailbox_run(struct mailbox *mailbox, uint64_t now_ns, uint64_t until
 				list_remove(&mailbox->source->turn);
 		}
 		mail->run(mail);
-	} while (!is_last && !is_over(&mailbox->clock, until_ns));
+		if (!is_timed(clock))
+			continue;
+		if (loop_piece_is_over(mailboxes->loop, &mailboxes->piece, clock->looked_ns))
+			return true;
+		if (clock->looked_ns >= until_ns)
+			break;
+	} while (!is_last);
+	return false;
 }
 
-/* Returns whether all of it was run by then. */
-static bool mailboxes_run(struct mailboxes *mailboxes, uint64_t until_ns)
+/* Returns whether all of it was run in the piece, which has begun when the clock was looked at. */
+static bool mailboxes_run(struct mailboxes *mailboxes)
 {
-	uint64_t now_ns = clock_now_ns();
 	struct mail_source *source;
 
 	while ((source = list_first(&mailboxes->busy, struct mail_source, turn))) {
@@ -111,23 +121,25 @@ static bool mailboxes_run(struct mailboxes *mailboxes, uint64_t until_ns)
 		bool is_alone = source->turn.next == &mailboxes->busy &&
 				mailbox->link.next == &source->busy;
 
-		if (now_ns >= until_ns)
-			return false;
 		/* Both go behind the others, if they have more. */
 		list_remove(&source->turn);
 		list_push_back(&mailboxes->busy, &source->turn);
 		list_remove(&mailbox->link);
 		list_push_back(&source->busy, &mailbox->link);
-		mailbox_run(mailbox, now_ns,
-			    is_alone ? until_ns : MIN(until_ns, now_ns + MAILBOX_TURN_NS));
-		now_ns = clock_now_ns();
+		if (mailbox_run(mailboxes, mailbox,
+				is_alone ? CLOCK_NEVER
+					 : mailboxes->clock.looked_ns + MAILBOX_TURN_NS))
+			return list_empty(&mailboxes->busy);
 	}
 	return true;
 }
 
 static void mailboxes_go_on(struct mailboxes *mailboxes)
 {
-	mailboxes->goes_on = !mailboxes_run(mailboxes, clock_now_ns() + MAILBOXES_TURN_NS);
+	mailboxes->clock.looked_ns = clock_now_ns();
+	loop_piece_begin(mailboxes->loop, &mailboxes->piece, mailboxes->clock.looked_ns,
+			 MAILBOXES_TURN_NS);
+	mailboxes->goes_on = !mailboxes_run(mailboxes);
 	if (mailboxes->goes_on)
 		loop_post(mailboxes->loop, &mailboxes->more);
 }
@@ -242,7 +254,9 @@ void mailboxes_drain(struct mailboxes *mailboxes)
 		}
 		if (list_empty(&mailboxes->busy))
 			return;
-		(void)mailboxes_run(mailboxes, CLOCK_NEVER);
+		mailboxes->clock.looked_ns = clock_now_ns();
+		mailboxes->piece.least_ns = CLOCK_NEVER;
+		(void)mailboxes_run(mailboxes);
 	}
 }
 
@@ -250,8 +264,7 @@ static void worker_on_turn_end(struct mail *mail)
 {
 	struct worker *worker = container_of(mail, struct worker, turn_end);
 
-	worker->until_ns = 0;
-	worker->is_over = false;
+	worker->receives = worker->is_over = false;
 }
 
 int worker_new(struct loop *home, const char *thread, struct worker **ret_worker)
@@ -266,8 +279,8 @@ int worker_new(struct loop *home, const char *thread, struct worker **ret_worker
 	worker->rate = (struct rate){ 0 };
 	worker->n_copied = 0;
 	worker->clock = (struct mail_clock){ 0 };
-	worker->until_ns = 0;
-	worker->is_over = false;
+	worker->receives = worker->is_over = false;
+	worker->piece = (struct loop_piece){ 0 };
 	worker->turn_end.run = worker_on_turn_end;
 	mailboxes_init(&worker->to_home, home);
 	if (thread) {
@@ -290,7 +303,7 @@ struct worker *worker_free(struct worker *worker)
 	if (!worker)
 		return NULL;
 	worker_stop(worker);
-	if (worker->until_ns)
+	if (worker->receives)
 		loop_unpost(worker->loop, &worker->turn_end);
 	free(worker);
 	return NULL;
@@ -313,17 +326,20 @@ void worker_post_home(struct worker *worker, struct mailbox *mailbox, struct mai
 		return;
 	}
 	mail->run(mail);
-	if (worker->until_ns)
-		worker->is_over = is_over(&worker->clock, worker->until_ns);
+	if (worker->receives && is_timed(&worker->clock))
+		worker->is_over =
+			loop_piece_is_over(worker->loop, &worker->piece, worker->clock.looked_ns);
 }
 
 bool worker_receive(struct worker *worker, const struct mailbox *mailbox)
 {
 	if (worker->thread)
 		return true;
-	if (!worker->until_ns) {
+	if (!worker->receives) {
+		worker->receives = true;
 		worker->clock.looked_ns = clock_now_ns();
-		worker->until_ns = worker->clock.looked_ns + RECEIVED_TURN_NS;
+		loop_piece_begin(worker->loop, &worker->piece, worker->clock.looked_ns,
+				 RECEIVED_TURN_NS);
 		loop_finish(worker->loop, &worker->turn_end);
 	}
 	return mailbox_is_empty(mailbox);
@@ -331,8 +347,8 @@ bool worker_receive(struct worker *worker, const struct mailbox *mailbox)
 
 void worker_copied(struct worker *worker, uint64_t took_ns)
 {
-	if (!worker->until_ns)
+	if (!worker->receives)
 		return;
-	worker->until_ns += took_ns;
+	loop_piece_prolong(&worker->piece, took_ns);
 	worker->clock.looked_ns += took_ns;
 }

@@ -24,6 +24,13 @@ static_assert(2 * (sizeof(struct data_header) + DATA_PACK_MAX * sizeof(struct da
 		      RECEIVE_BUFFER,
 	      "two packs fit, so one of two that come together is whole");
 
+/* When the clock was looked at between mails, and how many were run since. */
+struct mail_clock {
+	uint64_t looked_ns;
+	unsigned n_mails;
+	bool is_slow; /* so were the mails before looked_ns: the next look comes after one */
+};
+
 /*
  * Mailboxes: mail to home that transport_close() can still find. Each lane has one. Where a worker's lanes come from take turns, and
  * in the turn of such a source its lanes do: what one peer sends does not wait for all that another has sent, by however many
@@ -40,13 +47,8 @@ struct mailboxes {
 	struct mail
 		more; /* in the loop while goes_on: the rest of these is left to the next turn */
 	bool goes_on;
-};
-
-/* When the clock was looked at between mails, and how many were run since. */
-struct mail_clock {
-	uint64_t looked_ns;
-	unsigned n_mails;
-	bool is_slow; /* the mails before looked_ns took longer than a mailbox's turn */
+	struct loop_piece piece;
+	struct mail_clock clock;
 };
 
 /* Whose turn it is. Home thread. */
@@ -65,7 +67,6 @@ struct mailbox {
 	/* Home thread. */
 	struct mail *first, **last; /* taken out; last: where the next is put */
 	struct list link;	    /* in source->busy */
-	struct mail_clock clock;
 	struct mail_source own, *source;
 };
 
@@ -138,11 +139,12 @@ struct worker {
 	struct batch batch;
 	struct rate rate;
 	uint64_t n_copied; /* bytes of payloads, while it receives */
-	/* Where the loop is home and has received in this turn of it; else 0. */
-	uint64_t until_ns; /* mail is run at once until then */
-	bool is_over;	   /* until_ns has passed: mail goes into its mailbox */
+	/* Where the loop is home: */
+	bool receives;		 /* the loop has received in this turn */
+	struct loop_piece piece; /* mail is run at once in it, */
+	bool is_over;		 /* and goes into its mailbox after it */
 	struct mail_clock clock;
-	struct mail turn_end; /* at the end of the turn, while until_ns is set */
+	struct mail turn_end; /* at the end of the turn, where the loop has received */
 	unsigned char buffer[RECEIVE_BUFFER];
 };
 

@@ -302,3 +302,94 @@ TEST(a_mailbox_ends_with_its_last_mail)
 		ASSERT_OK(loop_turn(loop, 0));
 	mailboxes_drain(&mailboxes);
 }
+
+/* Who is watched always has something. */
+struct watched {
+	struct loop_watch watch;
+	struct loop *loop;
+	struct mail mail;
+	bool posted;
+	unsigned n_served;
+};
+
+static bool look(struct loop_watch *watch)
+{
+	struct watched *w = container_of(watch, struct watched, watch);
+
+	if (!w->posted)
+		loop_defer(w->loop, &w->mail);
+	w->posted = true;
+	return true;
+}
+
+static void serve(struct mail *mail)
+{
+	struct watched *w = container_of(mail, struct watched, mail);
+
+	w->posted = false;
+	w->n_served++;
+}
+
+static void watch(struct watched *w, struct loop *loop)
+{
+	*w = (struct watched){ .watch = { .look = look, .rest = look },
+			       .loop = loop,
+			       .mail.run = serve };
+	loop_spin(loop, 0, &w->watch);
+}
+
+/* Once the first four are seen to be slow, who is watched waits for one and no more. */
+TEST(mailboxes_give_way_to_who_is_watched)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	static struct job jobs[N];
+	struct mailboxes mailboxes;
+	struct mailbox mailbox;
+	struct watched w;
+
+	n_run = 0;
+	ASSERT_OK(loop_new(&loop));
+	watch(&w, loop);
+	mailboxes_init(&mailboxes, loop);
+	mailbox_init(&mailbox, &mailboxes);
+	for (unsigned i = 0; i < N; i++) {
+		jobs[i] = (struct job){ .mail.run = work, .number = i };
+		mailbox_post(&mailbox, &jobs[i].mail);
+	}
+	for (unsigned run = 4; run <= N; run++) {
+		while (n_run < run)
+			ASSERT_OK(loop_turn(loop, 0));
+		ASSERT_EQ(n_run, run);
+	}
+	mailboxes_drain(&mailboxes);
+	loop_spin(loop, 0, NULL);
+}
+
+/* What has come by connections is run at once, until who is watched has something; the rest waits in the mailbox, and with it the connection. */
+TEST(what_comes_by_connections_gives_way_to_who_is_watched)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	struct worker *worker;
+	struct mailbox mailbox;
+	struct job jobs[6];
+	struct watched w;
+
+	n_run = 0;
+	ASSERT_OK(loop_new(&loop));
+	watch(&w, loop);
+	ASSERT_OK(worker_new(loop, NULL, &worker));
+	mailbox_init(&mailbox, &worker->to_home);
+	ASSERT_TRUE(worker_receive(worker, &mailbox));
+	for (unsigned i = 0; i < 6; i++) {
+		jobs[i] = (struct job){ .mail.run = work, .number = i };
+		worker_post_home(worker, &mailbox, &jobs[i].mail);
+		ASSERT_EQ(worker_receive(worker, &mailbox), i < 4);
+	}
+	ASSERT_EQ(n_run, 4);
+	while (n_run < 6)
+		ASSERT_OK(loop_turn(loop, 0));
+	ASSERT_TRUE(worker_receive(worker, &mailbox));
+	mailboxes_drain(&worker->to_home);
+	loop_spin(loop, 0, NULL);
+	(void)worker_free(worker);
+}
