@@ -35,7 +35,8 @@ struct agent_params {
 	uint32_t device_part_bytes; /* the most of theirs, of rounds on devices */
 	uint64_t
 		inline_bytes; /* parts of at most this many input bytes are summed on the control thread */
-	uint64_t remote_inline_bytes; /* the same of parts that go through servers */
+	uint64_t
+		remote_inline_bytes; /* the same of parts that go through servers, while nothing waits there */
 	uint64_t ahead_bytes;	  /* of a job, that wait to be sent to servers; 0: by the link */
 	uint64_t job_quota_bytes; /* rows held for the push_pull_rows of one job; 0: no limit */
 	unsigned max_jobs;

@@ -29,7 +29,8 @@ struct server_params {
 	const struct transport *transport; /* that knows how fast the link is, or NULL */
 	/* Part size of jobs that ask for none, rounded down to a power of two. 0: what the link carries in 0.6 ms. */
 	uint32_t part_bytes;
-	uint64_t inline_bytes; /* sums of at most this many input bytes run on the control thread */
+	uint64_t
+		inline_bytes; /* sums of at most this many input bytes run on the control thread, while nothing waits for it */
 	uint64_t job_quota_bytes; /* contributions and results held for one job */
 	unsigned max_jobs;
 	unsigned max_tensors; /* per job */

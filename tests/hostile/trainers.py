@@ -608,10 +608,11 @@ def tiny_parts_over_servers(who):
 def accumulates(who):
     """Asynchronous jobs whose sums stay at servers as long as they live."""
     session = who.session(most=8)
-    if session.join(job=who.word(), fields={24: pack({3: 1})})[0] != 0:
+    part = who.pick(0, 0, 4096, 65536, 1 << 20)
+    if session.join(job=who.word(), fields={24: pack({3: 1}), **({13: part} if part else {})})[0] != 0:
         raise Refused('join')
     who.memory(session, 32 << 20)
-    who.say('accumulates')
+    who.say('accumulates', part)
     for tensor in range(1, 9):
         session.request(wire.DECLARE, {1: tensor, 2: f't{tensor}', 3: 2, 4: 4 << 20})
         session.post(session.entry(tensor=tensor, operation=8, input_count=4 << 20, output_count=4 << 20, slot=tensor,

@@ -314,6 +314,13 @@ void loop_end_chores(struct loop *loop)
 	}
 }
 
+/* Now and then somebody waits for the thread, so that sums are made elsewhere. */
+bool loop_is_wanted(struct loop *loop)
+{
+	(void)loop;
+	return rng_chance(&world->work, 30);
+}
+
 /* -- A turn: as in base/loop.c ------------------------------------------------------------------------------------------ */
 
 static void run_deferred(struct loop *loop)

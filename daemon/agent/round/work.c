@@ -207,7 +207,8 @@ static bool is_little(const struct agent_part *part, uint64_t bytes)
 	if (part->round->turn.stalls && pool_n_threads(params->pool))
 		return false;
 	if (part->remote)
-		return bytes <= params->remote_inline_bytes;
+		return bytes <= params->remote_inline_bytes &&
+		       (bytes <= POOL_LEAST_BYTES || !loop_is_wanted(params->loop));
 	return part->round->inlined + bytes <= params->inline_bytes;
 }
 

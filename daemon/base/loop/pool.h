@@ -12,6 +12,9 @@
 
 #include "base/loop/loop.h"
 
+/* What costs no more takes less time than to wake a worker for it. */
+#define POOL_LEAST_BYTES ((uint64_t)8 << 10)
+
 struct pool;
 
 struct task {

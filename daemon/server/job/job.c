@@ -449,6 +449,17 @@ void job_let_go(struct job *job)
 	job_release(job);
 }
 
+bool job_post(struct job *job, struct task *task)
+{
+	const struct server_params *params = &job->server->params;
+
+	task->flow = job->number;
+	if (task->cost <= params->inline_bytes &&
+	    (task->cost <= POOL_LEAST_BYTES || !loop_is_wanted(params->loop)))
+		return false;
+	return !pool_post(params->pool, task);
+}
+
 /* Agents tell how much time is left, not what was asked for: 59.998 s is 60 s. */
 const char *job_seconds_text(uint64_t ms, struct seconds_text *ret_text)
 {

@@ -235,6 +235,11 @@ void job_release(struct job *job);
 /* As if a sum were under way: the job stays, also when it ends, until it is let go. */
 void job_hold(struct job *job);
 void job_let_go(struct job *job);
+/*
+ * Gives the pool a task that has run, done and cost, unless that is so little that it is done at once. Returns whether it did; else
+ * the caller does it.
+ */
+bool job_post(struct job *job, struct task *task);
 
 /* For held_new(), bulk_take() and maps; NULL: nobody. */
 static inline struct quota *job_memory(const struct job *job)

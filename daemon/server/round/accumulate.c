@@ -325,7 +325,6 @@ static void note_known(struct accumulator *a)
 static void add(struct accumulator *a)
 {
 	struct job *job = a->job;
-	struct server *server = job->server;
 	size_t n;
 	int r;
 
@@ -345,18 +344,15 @@ static void add(struct accumulator *a)
 	a->busy = true;
 	a->task.run = on_run;
 	a->task.done = on_done;
-	a->task.flow = job->number;
 	a->task.cost = (uint64_t)a->header.part_len * (n + 1);
 	if (!a->header.part_len) {
 		added(a);
 		return;
 	}
-	if (a->task.cost > server->params.inline_bytes) {
-		job->store.n_summing++;
-		if (!pool_post(server->params.pool, &a->task))
-			return;
-		job->store.n_summing--;
-	}
+	job->store.n_summing++;
+	if (job_post(job, &a->task))
+		return;
+	job->store.n_summing--;
 	on_run(&a->task);
 	added(a);
 }

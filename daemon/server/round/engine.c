@@ -221,7 +221,6 @@ static void fail_whole(struct slot *slot, int r)
 void engine_start(struct slot *slot)
 {
 	struct job *job = slot->job;
-	struct server *server = job->server;
 	uint64_t bytes = slot->header.part_len;
 	bool made;
 	int r;
@@ -244,9 +243,8 @@ void engine_start(struct slot *slot)
 	}
 	if (set_reduces(&slot->header))
 		bytes *= job->n_nodes;
-	slot->task.flow = job->number;
 	slot->task.cost = bytes;
-	if (bytes > server->params.inline_bytes && !pool_post(server->params.pool, &slot->task))
+	if (job_post(job, &slot->task))
 		return;
 	engine_run(&slot->task);
 	engine_finish(slot);

@@ -483,10 +483,8 @@ void rows_start(struct slot *slot)
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		bytes += list_len(rows, rows->nodes[i].n_pieces, rows->nodes[i].n);
 	metric_count(&job->server->bytes_summed, bytes);
-	slot->task.flow = job->number;
 	slot->task.cost = bytes;
-	if (bytes > job->server->params.inline_bytes &&
-	    !pool_post(job->server->params.pool, &slot->task))
+	if (job_post(job, &slot->task))
 		return;
 	rows_run(&slot->task);
 	rows_finish(slot);

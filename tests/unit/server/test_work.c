@@ -697,3 +697,55 @@ TEST(a_server_ends_what_is_left)
 		ASSERT_TRUE(asked->done);
 	ASSERT_EQ(far_n_jobs(far), 0);
 }
+
+/* -- Where it is done ------------------------------------------------------------------------------ */
+
+static bool is_waiting;
+
+static bool look(struct loop_watch *watch)
+{
+	(void)watch;
+	return is_waiting;
+}
+
+/* Pushes len bytes from both nodes. Returns whether the sum was there at once. */
+static bool sums_at_once(struct far *far, const struct layout *layout, uint64_t round, uint32_t len)
+{
+	static const float data[65536 / sizeof(float)];
+	struct data_header h;
+	struct asked *asked[2];
+	char name[24];
+	uint64_t key;
+	bool at_once;
+
+	(void)snprintf(name, sizeof(name), "t%llu", (unsigned long long)round);
+	key = far_tensor(far, layout, name, DTYPE_FLOAT32, len / sizeof(float), NULL);
+	for (uint32_t i = 0; i < 2; i++) {
+		h = far_push(layout, key, 1, i);
+		h.len = h.part_len = h.total = len;
+		asked[i] = far_call(far, i, &h, data);
+	}
+	at_once = asked[0]->done && asked[1]->done;
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, asked[i], 0, NULL);
+	return at_once;
+}
+
+TEST(what_is_not_little_is_summed_elsewhere_while_somebody_waits)
+{
+	const struct far_options options = { .n_threads = 1, .inline_bytes = 1 << 20 };
+	const uint32_t per_node[] = { 1, 1 };
+	struct loop_watch watch = { .look = look, .rest = look };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", 2, per_node);
+
+	far_form(far, &layout);
+	loop_spin(far->loop, 0, &watch);
+	ASSERT_TRUE(sums_at_once(far, &layout, 1, 65536));
+	is_waiting = true;
+	ASSERT_TRUE(!sums_at_once(far, &layout, 2, 65536));
+	ASSERT_TRUE(sums_at_once(far, &layout, 3, 4096));
+	is_waiting = false;
+	ASSERT_TRUE(sums_at_once(far, &layout, 4, 65536));
+	loop_spin(far->loop, 0, NULL);
+}
