@@ -29,20 +29,20 @@
 #define COLOUR_STEP	((size_t)5 * CACHE_LINE)
 #define COLOUR_SLAB_MIN ((size_t)4 << 10)
 
-/* A block of so many bytes, or more, goes back to the system by itself; a smaller one, with its slab. */
-#define DROP_MIN ((size_t)64 << 10)
-
 /*
  * A piece of memory that is cut into blocks of one class. What is cached within the limit is in the class's list, as
- * other blocks are; what is free beyond it is in its slab's, and a slab of which all is there goes back to the system.
+ * other blocks are; what is free beyond it is in its slab's: its pages go back to the system, and its addresses stay, until the
+ * slab goes of which all is there. So whoever has a block here and there holds what these are charged with, and no more.
  */
 struct block_slab {
 	struct list link;	/* of all slabs; slab_lock */
 	struct list class_link; /* of those with free blocks; the latch */
 	struct block *free;
 	size_t n_free, n;
-	void *data;
+	char *data;
 	size_t len;
+	/* Blocks that begin or end in each page, and are not free; the latch. NULL where there is but one. */
+	uint16_t *n_users;
 	struct block blocks[];
 };
 
@@ -53,9 +53,10 @@ struct block_class {
 
 struct block_cache {
 	struct latch
-		latch; /* guards classes, what slabs say of free blocks, and the next two; taken alone */
+		latch; /* guards classes, what slabs say of free blocks, and the next three; taken alone */
 	_Atomic uint64_t used; /* sum of len of the blocks alive; read by anybody */
 	uint64_t cached;       /* sum of the class sizes of the blocks in free lists */
+	unsigned n_watchers;   /* with any, no page goes back without its slab */
 	size_t limit;
 	struct block_class classes[BLOCK_CLASSES];
 	pthread_mutex_t slab_lock; /* guards slabs and watchers; taken alone */
@@ -112,7 +113,12 @@ static struct block_slab *slab_new(struct block_cache *cache, uint32_t class_ind
 		len = align_up(first + n * stride, COLOUR_SPAN);
 	}
 	slab->data = pages_map(len);
-	if (!slab->data) {
+	if (n > 1)
+		slab->n_users = calloc(len / page_size() + 1, sizeof(slab->n_users[0]));
+	if (!slab->data || (n > 1 && !slab->n_users)) {
+		if (slab->data)
+			(void)munmap(slab->data, len);
+		free(slab->n_users);
 		free(slab);
 		return NULL;
 	}
@@ -122,7 +128,7 @@ static struct block_slab *slab_new(struct block_cache *cache, uint32_t class_ind
 	for (size_t i = n; i-- > 0;) {
 		slab->blocks[i] = (struct block){
 			.class_index = class_index,
-			.data = (char *)slab->data + first + i * stride,
+			.data = slab->data + first + i * stride,
 			.cache = cache,
 			.next = slab->free,
 			.slab = slab,
@@ -149,30 +155,66 @@ static void slab_free(struct block_cache *cache, struct block_slab *slab)
 	(void)pthread_mutex_unlock(&cache->slab_lock);
 	unpoison(slab->data, slab->len);
 	(void)munmap(slab->data, slab->len);
+	free(slab->n_users);
 	free(slab);
 }
 
-/*
- * A free block's bytes go back to the system, and its addresses stay: others of its slab may be used for long. While somebody
- * must know where blocks lie, the bytes stay, too.
- */
-static void slab_drop_pages(struct block_cache *cache, const struct block *block)
-{
-	uintptr_t first = align_up((uintptr_t)block->data, page_size());
-	uintptr_t end = (uintptr_t)block->data + block_class_size(block->class_index);
+/* The pages of a slab, from 0, in which a block begins and ends. Other blocks may be there, too; between them is only this one. */
+struct block_pages {
+	size_t first, last;
+};
 
-	end -= end % page_size();
+static struct block_pages block_pages_of(const struct block *block)
+{
+	size_t at = (size_t)((char *)block->data - block->slab->data);
+
+	return (struct block_pages){
+		.first = at / page_size(),
+		.last = (at + block_class_size(block->class_index) - 1) / page_size(),
+	};
+}
+
+static void slab_drop_pages(struct block_slab *slab, size_t first, size_t n)
+{
+	(void)madvise(slab->data + first * page_size(), n * page_size(), MADV_DONTNEED);
+}
+
+/* The pages that only this block has, which may be many. */
+static void slab_drop_inner(struct block_slab *slab, const struct block *block)
+{
+	struct block_cache *cache = block->cache;
+	struct block_pages pages = block_pages_of(block);
+
+	if (pages.last < pages.first + 2)
+		return;
 	(void)pthread_mutex_lock(&cache->slab_lock);
 	if (list_empty(&cache->watchers))
-		(void)madvise((void *)first, end - first, MADV_DONTNEED);
+		slab_drop_pages(slab, pages.first + 1, pages.last - pages.first - 1);
 	(void)pthread_mutex_unlock(&cache->slab_lock);
+}
+
+/* Under the latch: so nobody takes a block of these pages meanwhile. */
+static void slab_drop_outer(struct block_slab *slab, const struct block *block)
+{
+	struct block_pages pages = block_pages_of(block);
+	bool drops = !block->cache->n_watchers;
+
+	if (!--slab->n_users[pages.first] && drops)
+		slab_drop_pages(slab, pages.first, 1);
+	if (pages.last != pages.first && !--slab->n_users[pages.last] && drops)
+		slab_drop_pages(slab, pages.last, 1);
 }
 
 /* Under the latch. */
 static struct block *slab_take(struct block_slab *slab)
 {
 	struct block *block = slab->free;
+	struct block_pages pages = block_pages_of(block);
 
+	if (slab->n_users)
+		slab->n_users[pages.first]++;
+	if (slab->n_users && pages.last != pages.first)
+		slab->n_users[pages.last]++;
 	slab->free = block->next;
 	if (!--slab->n_free)
 		list_remove(&slab->class_link);
@@ -186,9 +228,11 @@ static void slab_give(struct block_slab *slab, struct block *block)
 	bool is_whole;
 
 	poison(block->data, block_class_size(block->class_index));
-	if (slab->n > 1 && block_class_size(block->class_index) >= DROP_MIN)
-		slab_drop_pages(cache, block);
+	if (slab->n_users)
+		slab_drop_inner(slab, block);
 	latch_take(&cache->latch);
+	if (slab->n_users)
+		slab_drop_outer(slab, block);
 	block->next = slab->free;
 	slab->free = block;
 	if (!slab->n_free++)
@@ -222,6 +266,9 @@ void block_cache_watch(struct block_cache *cache, struct block_watcher *watcher)
 {
 	struct block_slab *slab;
 
+	latch_take(&cache->latch);
+	cache->n_watchers++;
+	latch_drop(&cache->latch);
 	(void)pthread_mutex_lock(&cache->slab_lock);
 	list_for_each (slab, &cache->slabs, link)
 		watcher->slab_added(watcher, slab->data, slab->len);
@@ -240,6 +287,9 @@ void block_cache_unwatch(struct block_cache *cache, struct block_watcher *watche
 	list_for_each (slab, &cache->slabs, link)
 		watcher->slab_removed(watcher, slab->data);
 	(void)pthread_mutex_unlock(&cache->slab_lock);
+	latch_take(&cache->latch);
+	cache->n_watchers--;
+	latch_drop(&cache->latch);
 }
 
 /* Blocks */

@@ -6,6 +6,8 @@
 #include "test.h"
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 
 TEST(sizes_and_alignment)
 {
@@ -204,6 +206,67 @@ static size_t resident(void)
 	ASSERT_EQ(fscanf(file, "%zu %zu", &all, &here), 2);
 	ASSERT_OK(fclose(file));
 	return here * page_size();
+}
+
+static bool is_resident(const void *page)
+{
+	unsigned char is;
+
+	/* It may have gone with its slab. */
+	return !mincore((void *)page, page_size(), &is) && is & 1;
+}
+
+/* Whether one of the blocks, of so many bytes each, is in this page. */
+static bool is_used(struct block *const *blocks, size_t n, size_t len, const char *page)
+{
+	for (size_t i = 0; i < n; i++)
+		if (blocks[i] && (char *)blocks[i]->data < page + page_size() &&
+		    (char *)blocks[i]->data + len > page)
+			return true;
+	return false;
+}
+
+/* Of blocks of any size: of who has given back all but a few no more is resident than the pages of these. */
+TEST(blocks_that_are_used_keep_no_others_from_the_system)
+{
+	enum { N = 256, LONGEST = 128 << 10 };
+
+	/* The kernel would fill up again what was a huge page, some time. */
+	ASSERT_OK(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0));
+	for (size_t len = 256; len <= LONGEST; len *= 2) {
+		struct block_cache *cache;
+		struct block *blocks[N];
+		char *places[N];
+
+		ASSERT_OK(block_cache_new(0, &cache));
+		for (size_t i = 0; i < N; i++) {
+			ASSERT_OK(block_new(cache, len, NULL, &blocks[i]));
+			places[i] = blocks[i]->data;
+			memset(places[i], (int)i, len);
+		}
+		for (size_t i = 0; i < N; i++)
+			if (i % 37)
+				blocks[i] = block_unref(blocks[i]);
+		for (size_t i = 0; i < N; i++) {
+			char *page = places[i] - (uintptr_t)places[i] % page_size();
+
+			for (; page < places[i] + len; page += page_size())
+				ASSERT_TRUE(is_resident(page) == is_used(blocks, N, len, page));
+		}
+		/* Those that are used have what was written there, also when others have had their turn in the same pages. */
+		for (size_t i = 0; i < N; i++) {
+			if (!blocks[i])
+				ASSERT_OK(block_new(cache, len, NULL, &blocks[i]));
+			else
+				ASSERT_TRUE(((unsigned char *)blocks[i]->data)[len - 1] ==
+						    (unsigned char)i &&
+					    *(unsigned char *)blocks[i]->data == (unsigned char)i);
+		}
+		for (size_t i = 0; i < N; i++)
+			(void)block_unref(blocks[i]);
+		block_cache_free(cache);
+	}
+	ASSERT_OK(prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0));
 }
 
 /* Also where some that were made between them are still used. */
