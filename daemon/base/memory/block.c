@@ -39,6 +39,8 @@ struct block_slab {
 	struct list class_link; /* of those with free blocks; the latch */
 	struct block *free;
 	size_t n_free, n;
+	unsigned
+		n_dropping; /* threads that give pages back: until they have, it is not in its class's list; the latch */
 	char *data;
 	size_t len;
 	/* Blocks that begin or end in each page, and are not free; the latch. NULL where there is but one. */
@@ -53,10 +55,9 @@ struct block_class {
 
 struct block_cache {
 	struct latch
-		latch; /* guards classes, what slabs say of free blocks, and the next three; taken alone */
+		latch; /* guards classes, what slabs say of free blocks, and the next two; taken alone */
 	_Atomic uint64_t used; /* sum of len of the blocks alive; read by anybody */
 	uint64_t cached;       /* sum of the class sizes of the blocks in free lists */
-	unsigned n_watchers;   /* with any, no page goes back without its slab */
 	size_t limit;
 	struct block_class classes[BLOCK_CLASSES];
 	pthread_mutex_t slab_lock; /* guards slabs and watchers; taken alone */
@@ -174,35 +175,30 @@ static struct block_pages block_pages_of(const struct block *block)
 	};
 }
 
-static void slab_drop_pages(struct block_slab *slab, size_t first, size_t n)
+/* Under the latch: a block is free. Returns the pages, if any, that no block uses any more; first > last: there are none. */
+static struct block_pages slab_leave(struct block_slab *slab, const struct block *block)
 {
-	(void)madvise(slab->data + first * page_size(), n * page_size(), MADV_DONTNEED);
+	struct block_pages pages = block_pages_of(block), unused = pages;
+
+	if (--slab->n_users[pages.first])
+		unused.first++;
+	if ((pages.last == pages.first ? slab->n_users[pages.last] : --slab->n_users[pages.last])) {
+		/* Of one page that is used there is nothing left. */
+		if (!unused.last)
+			return (struct block_pages){ 1, 0 };
+		unused.last--;
+	}
+	return unused;
 }
 
-/* The pages that only this block has, which may be many. */
-static void slab_drop_inner(struct block_slab *slab, const struct block *block)
+/* While somebody must know where blocks lie, the pages stay. */
+static void slab_drop(struct block_slab *slab, struct block_cache *cache, struct block_pages pages)
 {
-	struct block_cache *cache = block->cache;
-	struct block_pages pages = block_pages_of(block);
-
-	if (pages.last < pages.first + 2)
-		return;
 	(void)pthread_mutex_lock(&cache->slab_lock);
 	if (list_empty(&cache->watchers))
-		slab_drop_pages(slab, pages.first + 1, pages.last - pages.first - 1);
+		(void)madvise(slab->data + pages.first * page_size(),
+			      (pages.last - pages.first + 1) * page_size(), MADV_DONTNEED);
 	(void)pthread_mutex_unlock(&cache->slab_lock);
-}
-
-/* Under the latch: so nobody takes a block of these pages meanwhile. */
-static void slab_drop_outer(struct block_slab *slab, const struct block *block)
-{
-	struct block_pages pages = block_pages_of(block);
-	bool drops = !block->cache->n_watchers;
-
-	if (!--slab->n_users[pages.first] && drops)
-		slab_drop_pages(slab, pages.first, 1);
-	if (pages.last != pages.first && !--slab->n_users[pages.last] && drops)
-		slab_drop_pages(slab, pages.last, 1);
 }
 
 /* Under the latch. */
@@ -221,25 +217,34 @@ static struct block *slab_take(struct block_slab *slab)
 	return block;
 }
 
+/* While pages of it go back to the system nobody takes a block of it. */
 static void slab_give(struct block_slab *slab, struct block *block)
 {
 	struct block_cache *cache = block->cache;
 	struct block_class *class = &cache->classes[block->class_index];
+	struct block_pages unused = { 1, 0 };
 	bool is_whole;
 
 	poison(block->data, block_class_size(block->class_index));
-	if (slab->n_users)
-		slab_drop_inner(slab, block);
 	latch_take(&cache->latch);
 	if (slab->n_users)
-		slab_drop_outer(slab, block);
+		unused = slab_leave(slab, block);
+	if (unused.first <= unused.last) {
+		slab->n_dropping++;
+		list_remove(&slab->class_link);
+		latch_drop(&cache->latch);
+		slab_drop(slab, cache, unused);
+		latch_take(&cache->latch);
+		slab->n_dropping--;
+	}
 	block->next = slab->free;
 	slab->free = block;
-	if (!slab->n_free++)
-		list_push_front(&class->slabs, &slab->class_link);
+	slab->n_free++;
 	is_whole = slab->n_free == slab->n;
 	if (is_whole)
 		list_remove(&slab->class_link);
+	else if (!slab->n_dropping && !list_linked(&slab->class_link))
+		list_push_front(&class->slabs, &slab->class_link);
 	latch_drop(&cache->latch);
 	if (is_whole)
 		slab_free(cache, slab);
@@ -266,9 +271,6 @@ void block_cache_watch(struct block_cache *cache, struct block_watcher *watcher)
 {
 	struct block_slab *slab;
 
-	latch_take(&cache->latch);
-	cache->n_watchers++;
-	latch_drop(&cache->latch);
 	(void)pthread_mutex_lock(&cache->slab_lock);
 	list_for_each (slab, &cache->slabs, link)
 		watcher->slab_added(watcher, slab->data, slab->len);
@@ -287,9 +289,6 @@ void block_cache_unwatch(struct block_cache *cache, struct block_watcher *watche
 	list_for_each (slab, &cache->slabs, link)
 		watcher->slab_removed(watcher, slab->data);
 	(void)pthread_mutex_unlock(&cache->slab_lock);
-	latch_take(&cache->latch);
-	cache->n_watchers--;
-	latch_drop(&cache->latch);
 }
 
 /* Blocks */
