@@ -706,11 +706,13 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 	size_t n;
 
 	session->turn.work &= ~(unsigned)SESSION_ENTRIES;
+	control->taken = session;
 	do {
 		n = drain(session, RING_BATCH);
 		now_ns = clock_now_ns();
 	} while (n == RING_BATCH && now_ns < until_ns && !control->rings.n &&
 		 !look(control, session));
+	control->taken = NULL;
 	if (session->ring.head != head)
 		pace_jobs_note(&control->pace_jobs, flow, now_ns);
 	if (session->ring.stalled || session->ring.held)
@@ -756,10 +758,10 @@ static void on_drain(struct mail *mail)
 		fair_charge(&control->rings, flow, now_ns - began_ns);
 	}
 	control->watch.took_ns += now_ns - from_ns;
-	/* Behind all else that the loop has now. */
+	/* All else that the loop has now has a piece of the turn before. */
 	control->drain_posted = control->rings.n;
 	if (control->drain_posted)
-		loop_post(control->params.loop, &control->drain);
+		loop_finish(control->params.loop, &control->drain);
 	else
 		fair_rest(&control->rings);
 }
@@ -768,7 +770,7 @@ static bool on_look(struct loop_watch *watch)
 {
 	struct control *control = container_of(watch, struct control, watch);
 
-	return look(control, NULL) || control->rings.n;
+	return look(control, control->taken) || control->rings.n;
 }
 
 static bool on_rest(struct loop_watch *watch)

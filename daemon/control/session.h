@@ -48,8 +48,8 @@ struct control {
 	struct mail drain; /* takes some of them */
 	bool drain_posted;
 	struct loop_watch watch;
-	struct list
-		awake; /* sessions whose rings the loop looks at by itself; empty unless it spins */
+	struct list awake; /* sessions whose rings the loop looks at by itself, before it sleeps */
+	const struct session *taken; /* whose entries are being taken; or NULL */
 	char packet[FRAME_MAX];
 };
 

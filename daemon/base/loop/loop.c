@@ -13,7 +13,12 @@
 #include <sys/timerfd.h>
 
 /* Of a piece, whoever waits: the caches are to keep for a while what is done in it. */
-#define LOOP_PIECE_LEAST_NS (20 * NSEC_PER_USEC)
+#define LOOP_PIECE_LEAST_NS (40 * NSEC_PER_USEC)
+/*
+ * Where many are watched a look takes long: what it has found holds for as long as a piece lasts at least, or four times as long as
+ * the look took, and for so long at the most.
+ */
+#define LOOP_LOOK_REST_NS (500 * NSEC_PER_USEC)
 /* Mail has so much of a turn, at the most. */
 #define LOOP_MAIL_NS (2 * NSEC_PER_MSEC)
 
@@ -62,6 +67,8 @@ struct loop {
 	uint64_t spin_ns;
 	uint64_t linger_until_ns; /* 0: it does not linger */
 	bool is_to_rest;	  /* the watch, before the loop sleeps */
+	bool is_wanted;		  /* what the watch said the last time, and until when that holds */
+	uint64_t wanted_until_ns;
 	/* The watch's, when the turn began, and when the turn before it began. */
 	uint64_t took_ns, took_before_ns;
 	struct allowance allowance; /* for lingering */
@@ -400,7 +407,18 @@ static void loop_run_deferred(struct loop *loop)
 
 bool loop_is_wanted(struct loop *loop)
 {
-	return loop->watch && loop->watch->look(loop->watch);
+	uint64_t now_ns, cost_ns;
+
+	if (!loop->watch)
+		return false;
+	now_ns = clock_now_ns();
+	if (now_ns < loop->wanted_until_ns)
+		return loop->is_wanted;
+	loop->is_wanted = loop->watch->look(loop->watch);
+	cost_ns = clock_now_ns() - now_ns;
+	loop->wanted_until_ns =
+		now_ns + cost_ns + MIN(MAX(LOOP_PIECE_LEAST_NS, 4 * cost_ns), LOOP_LOOK_REST_NS);
+	return loop->is_wanted;
 }
 
 static uint64_t loop_watch_took(const struct loop *loop)
@@ -568,6 +586,7 @@ void loop_spin(struct loop *loop, uint64_t spin_ns, struct loop_watch *watch)
 	loop->spin_ns = spin_ns;
 	loop->watch = watch;
 	loop->took_ns = loop->took_before_ns = loop_watch_took(loop);
+	loop->wanted_until_ns = 0;
 }
 
 bool loop_linger(struct loop *loop, uint64_t now_ns, uint64_t linger_ns)
@@ -667,7 +686,8 @@ static int loop_wait(struct loop *loop, int timeout_ms)
 	 */
 	if (loop->next_event < loop->n_events)
 		return 0;
-	if (loop_has_more(loop)) {
+	if (loop_has_more(loop) || (!loop->spin_ns && !loop->linger_until_ns &&
+				    atomic_load_explicit(&loop->inbox, memory_order_relaxed))) {
 		timeout_ms = 0;
 		/* As loop_look(). */
 		if (loop->watch)

@@ -3,8 +3,8 @@
  * one of them has work and makes no wake-up of its own. All calls but loop_post() and loop_stop() belong to the thread
  * that runs the loop, or to the creator before it runs. Callbacks never block, do one unit of work and return; they may
  * remove or free any source or timer, their own too. A turn runs the timers, then the descriptors that were ready at its
- * start, then the mail, also what these have posted, then a bounded piece of the chores, and last what is done once for the
- * turn (loop_finish()).
+ * start, then a piece of the mail, also of what these have posted, of the chores, and last of what is done once for the
+ * turn (loop_finish()); what is left of each goes on in the next.
  */
 #pragma once
 
@@ -82,14 +82,14 @@ bool loop_linger(struct loop *loop, uint64_t now_ns, uint64_t linger_ns);
 /* Whether the loop lingers, or has more to do: then it will look once more, and ask the watch to rest, before it sleeps. */
 bool loop_lingers(struct loop *loop);
 
-/* Whether the watch has something to do: it is asked, as above. Loop's thread. */
+/* Whether the watch has something to do, or had when it was asked some tens of microseconds ago. Loop's thread. */
 bool loop_is_wanted(struct loop *loop);
 
 /*
  * A piece of a turn, in which many short things are done one after the other, as long as there are more. It lasts most_ns while the
  * watch finds nothing; else it gives way once it has had as long as what the watch found has had since the turn before, and some
- * tens of microseconds. So who asks for little does not wait for all that others have, and who asks for much has half of the
- * thread. One thing is done in each piece. Embedded in its user. Loop's thread.
+ * tens of microseconds. So who asks for little does not wait for all that others have, and who asks for much leaves each of these
+ * no less than it has. One thing at least is done in each piece. Embedded in its user. Loop's thread.
  */
 struct loop_piece {
 	uint64_t until_ns; /* at the most */
@@ -97,7 +97,7 @@ struct loop_piece {
 };
 void loop_piece_begin(struct loop *loop, struct loop_piece *piece, uint64_t now_ns,
 		      uint64_t most_ns);
-/* What the watch has found is done once the piece is over. */
+/* What the watch has found is done soon after the piece is over. */
 bool loop_piece_is_over(struct loop *loop, const struct loop_piece *piece, uint64_t now_ns);
 /* Something that does not count took so long: the piece lasts longer. */
 void loop_piece_prolong(struct loop_piece *piece, uint64_t took_ns);
@@ -119,9 +119,9 @@ void loop_post(struct loop *loop, struct mail *mail);
  */
 void loop_defer(struct loop *loop, struct mail *mail);
 /*
- * Mail to the loop's own thread that runs at the end of the turn, after all of its mail; what is posted so meanwhile, at the
- * end of the next, which does not wait. So it takes no turn of its own, as loop_post() does. loop_unpost() takes it back,
- * too. Loop's thread.
+ * Mail to the loop's own thread that runs at the end of the turn, after what has a piece of it; what is posted so meanwhile, at the
+ * end of the next, which does not wait. So it takes no turn of its own, as loop_post() does. It has a piece, too: what is left
+ * runs at the end of the next turn. loop_unpost() takes it back. Loop's thread.
  */
 void loop_finish(struct loop *loop, struct mail *mail);
 /* Takes back mail that has not run, if there is such. Its poster must have returned from loop_post(). Loop's thread. */

@@ -4,7 +4,7 @@
 #include "test.h"
 #include <time.h>
 
-#define WORK_NS (30 * NSEC_PER_USEC)
+#define WORK_NS (50 * NSEC_PER_USEC)
 #define MOST_NS (2 * NSEC_PER_MSEC) /* of mail, and of chores */
 
 static uint64_t now_ns = NSEC_PER_SEC;

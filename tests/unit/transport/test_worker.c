@@ -14,7 +14,7 @@ static unsigned n_run, n_run_before_other;
 
 static void work(struct mail *mail)
 {
-	uint64_t until_ns = clock_now_ns() + 30 * NSEC_PER_USEC;
+	uint64_t until_ns = clock_now_ns() + 50 * NSEC_PER_USEC;
 
 	ASSERT_EQ(container_of(mail, struct job, mail)->number, n_run);
 	n_run++;
