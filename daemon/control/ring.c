@@ -761,7 +761,7 @@ static void on_drain(struct mail *mail)
 	/* All else that the loop has now has a piece of the turn before. */
 	control->drain_posted = control->rings.n;
 	if (control->drain_posted)
-		loop_finish(control->params.loop, &control->drain);
+		loop_yield(control->params.loop, &control->drain);
 	else
 		fair_rest(&control->rings);
 }

@@ -58,8 +58,8 @@ struct loop {
 	size_t n_sources;
 	struct mails mail;	/* taken out of the inbox */
 	struct mail *deferred;	/* last first */
-	struct mails finishing, /* for the end of the turn */
-		ending;		/* the same, while it runs */
+	struct mails finishing; /* for the end of the turn */
+	struct mails yielded;	/* for the end of the turn, whatever mail is left */
 	struct loop_piece mail_piece;
 	struct list chores; /* whose turn it is first first */
 	struct loop_piece chores_piece;
@@ -363,6 +363,14 @@ void loop_finish(struct loop *loop, struct mail *mail)
 	mails_append(&loop->finishing, (struct mails){ mail, mail });
 }
 
+void loop_yield(struct loop *loop, struct mail *mail)
+{
+	assert(mail->run);
+
+	mail->next = NULL;
+	mails_append(&loop->yielded, (struct mails){ mail, mail });
+}
+
 static bool mails_remove(struct mails *mails, const struct mail *mail)
 {
 	struct mail **link = &mails->first, *before = NULL;
@@ -383,7 +391,7 @@ void loop_unpost(struct loop *loop, struct mail *mail)
 
 	loop_take_mail(loop);
 	if (!mails_remove(&loop->mail, mail) && !mails_remove(&loop->finishing, mail) &&
-	    !mails_remove(&loop->ending, mail))
+	    !mails_remove(&loop->yielded, mail))
 		(void)mails_remove(&deferred, mail);
 	loop->deferred = deferred.first;
 }
@@ -507,12 +515,29 @@ void loop_end_chores(struct loop *loop)
 	}
 }
 
-/* What a piece, or loop_stop(), has left there goes on in the next turn. */
+/* As mail behind all other: where a piece has left some of that, in a later turn. */
 static void loop_run_finishing(struct loop *loop)
 {
-	mails_append(&loop->ending, mails_take(&loop->finishing));
-	loop_run_mail(loop, &loop->ending);
+	bool is_behind = loop->mail.first;
+
+	mails_append(&loop->mail, mails_take(&loop->finishing));
+	if (!is_behind)
+		loop_run_mail(loop, &loop->mail);
 	loop_run_deferred(loop);
+}
+
+static void loop_run_yielded(struct loop *loop)
+{
+	const struct mail *last = loop->yielded.last;
+	struct mail *mail;
+
+	while ((mail = loop->yielded.first) && !loop_stopping(loop)) {
+		loop->yielded.first = mail->next;
+		mail->run(mail);
+		loop_run_deferred(loop);
+		if (mail == last)
+			break;
+	}
 }
 
 /*
@@ -599,7 +624,7 @@ bool loop_linger(struct loop *loop, uint64_t now_ns, uint64_t linger_ns)
 
 static bool loop_has_more(const struct loop *loop)
 {
-	return loop->mail.first || loop->deferred || loop->finishing.first || loop->ending.first ||
+	return loop->mail.first || loop->deferred || loop->finishing.first || loop->yielded.first ||
 	       !list_empty(&loop->chores);
 }
 
@@ -733,6 +758,7 @@ int loop_turn(struct loop *loop, int timeout_ms)
 	loop_run_deferred(loop);
 	loop_run_chores(loop);
 	loop_run_finishing(loop);
+	loop_run_yielded(loop);
 	return 0;
 }
 

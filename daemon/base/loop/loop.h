@@ -119,11 +119,16 @@ void loop_post(struct loop *loop, struct mail *mail);
  */
 void loop_defer(struct loop *loop, struct mail *mail);
 /*
- * Mail to the loop's own thread that runs at the end of the turn, after what has a piece of it; what is posted so meanwhile, at the
- * end of the next, which does not wait. So it takes no turn of its own, as loop_post() does. It has a piece, too: what is left
- * runs at the end of the next turn. loop_unpost() takes it back. Loop's thread.
+ * Mail to the loop's own thread that runs at the end of the turn, after all of its mail; what is posted so meanwhile, at the
+ * end of the next, which does not wait. So it takes no turn of its own, as loop_post() does. Where a piece leaves mail to later
+ * turns, it comes behind that. loop_unpost() takes it back, too. Loop's thread.
  */
 void loop_finish(struct loop *loop, struct mail *mail);
+/*
+ * Mail to the loop's own thread that runs at the end of the turn, whatever mail is left: of one who has more to do, and lets all
+ * else have a piece of the turn before. It may do so again. loop_unpost() takes it back, too. Loop's thread.
+ */
+void loop_yield(struct loop *loop, struct mail *mail);
 /* Takes back mail that has not run, if there is such. Its poster must have returned from loop_post(). Loop's thread. */
 void loop_unpost(struct loop *loop, struct mail *mail);
 

@@ -17,7 +17,7 @@
 #define RECEIVED_TURN_NS (4 * NSEC_PER_MSEC)
 /* Mails between two looks at the clock, unless each took so long. */
 #define MAILBOX_UNTIMED 4
-#define MAILBOX_SLOW_NS (2 * NSEC_PER_USEC)
+#define MAILBOX_SLOW_NS (25 * NSEC_PER_USEC)
 
 /* Takes all that was posted: returns the first of it, or NULL. */
 static struct mail *take(_Atomic(struct mail *) *from, struct mail **ret_last)

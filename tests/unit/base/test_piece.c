@@ -211,6 +211,62 @@ TEST(what_a_turn_ends_with_gives_way_too)
 	ASSERT_EQ(n_run, 3);
 }
 
+static void finish_third(struct letter *letter)
+{
+	loop_finish(letter->watched->loop, &letter[2].mail);
+}
+
+TEST(what_a_turn_ends_with_comes_behind_the_mail_that_is_left)
+{
+	struct watched w = { .always = true };
+	_cleanup_(loop_freep) struct loop *loop = watched_loop(&w);
+	struct letter letters[3];
+	unsigned n_run = 0;
+
+	letters_new(letters, 3, &w, &n_run);
+	letters[0].then = finish_third;
+	loop_post(loop, &letters[0].mail);
+	loop_post(loop, &letters[1].mail);
+	for (unsigned i = 1; i <= 3; i++) {
+		ASSERT_OK(loop_turn(loop, 0));
+		ASSERT_EQ(n_run, i);
+	}
+}
+
+static unsigned n_yields;
+
+static void yield_once_more(struct mail *mail)
+{
+	struct watched *w = container_of(mail, struct watched, mail);
+
+	if (++n_yields < 3)
+		loop_yield(w->loop, mail);
+}
+
+TEST(who_yields_goes_on_at_the_end_of_each_turn_whatever_mail_is_left)
+{
+	struct watched w = { .always = true }, yields;
+	_cleanup_(loop_freep) struct loop *loop = watched_loop(&w);
+	struct letter letters[5];
+	unsigned n_run = 0;
+
+	yields = (struct watched){ .loop = loop, .mail.run = yield_once_more };
+	letters_new(letters, 5, &w, &n_run);
+	for (unsigned i = 0; i < 5; i++)
+		loop_post(loop, &letters[i].mail);
+	loop_yield(loop, &yields.mail);
+	for (unsigned i = 1; i <= 3; i++) {
+		ASSERT_OK(loop_turn(loop, 0));
+		ASSERT_EQ(n_run, i);
+		ASSERT_EQ(n_yields, i);
+	}
+	loop_yield(loop, &yields.mail);
+	loop_unpost(loop, &yields.mail);
+	while (n_run < 5)
+		ASSERT_OK(loop_turn(loop, -1));
+	ASSERT_EQ(n_yields, 3);
+}
+
 struct slow_chore {
 	struct chore chore;
 	unsigned n_left;
