@@ -253,14 +253,13 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 	if (node->departed)
 		return failure_set(failure, -ENOTCONN, "job %s: node %u has left", job->owner.name,
 				   attach->node);
-	if (node->peer != peer || !node->attached) {
-		keep_attached(job, attach->node);
-		offered_attached(job, attach->node);
-		rows_attached(job, attach->node);
-		if (node->attached)
-			log_notice("job %s: node %u is back, as %s", job->owner.name, attach->node,
-				   peer_name(peer));
-	}
+	/* Its agent begins anew with each attach, also where its peer was not lost. */
+	keep_attached(job, attach->node);
+	offered_attached(job, attach->node);
+	rows_attached(job, attach->node);
+	if (node->attached)
+		log_notice("job %s: node %u is back, as %s", job->owner.name, attach->node,
+			   peer_name(peer));
 	peer_set_parts(peer, attach->sent_part_bytes, job->n_nodes);
 	node->peer = peer;
 	node->asked = node->idle = false;

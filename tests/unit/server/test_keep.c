@@ -126,6 +126,25 @@ TEST(a_node_that_is_back_gets_the_result_that_is_there)
 	ASSERT_EQ(n_summed(far), 2);
 }
 
+/* Its agent has let go of what had come, and the server has not seen that it was away. */
+TEST(a_node_that_attaches_again_gets_the_result_that_is_there)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(2);
+	struct asked *a, *b;
+	uint64_t key;
+
+	far_form(far, &layout);
+	key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
+	a = push(far, 0, &layout, key, 1, 0, 0);
+	b = push(far, 1, &layout, key, 1, 1, 0);
+	expect_result(far, a, 3, 1);
+	expect_result(far, b, 3, 1);
+	far_expect(far, far_attach(far, 1, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
+	expect_result(far, push(far, 1, &layout, key, 1, 1, 0), 3, 1);
+	ASSERT_EQ(n_summed(far), 1);
+}
+
 static struct asked *push_long(struct far *far, const struct layout *layout, uint64_t key,
 			       uint32_t node)
 {
