@@ -56,13 +56,11 @@ struct loop {
 	 */
 	uint64_t alarm_ns;
 	size_t n_sources;
-	struct mails mail;	/* taken out of the inbox */
-	struct mail *deferred;	/* last first */
-	struct mails finishing; /* for the end of the turn */
-	struct mails yielded;	/* for the end of the turn, whatever mail is left */
-	struct loop_piece mail_piece;
-	struct list chores; /* whose turn it is first first */
-	struct loop_piece chores_piece;
+	struct mails mail;	  /* taken out of the inbox */
+	struct mail *deferred;	  /* last first */
+	struct mails finishing;	  /* for the end of the turn */
+	struct mails yielded;	  /* for the end of the turn, whatever mail is left */
+	struct list chores;	  /* whose turn it is first first */
 	struct loop_watch *watch; /* or NULL */
 	uint64_t spin_ns;
 	uint64_t linger_until_ns; /* 0: it does not linger */
@@ -450,6 +448,11 @@ bool loop_piece_is_over(struct loop *loop, const struct loop_piece *piece, uint6
 	return now_ns >= piece->until_ns || loop_is_wanted(loop);
 }
 
+void loop_piece_all(struct loop_piece *piece)
+{
+	*piece = (struct loop_piece){ .until_ns = CLOCK_NEVER, .least_ns = CLOCK_NEVER };
+}
+
 void loop_piece_prolong(struct loop_piece *piece, uint64_t took_ns)
 {
 	piece->until_ns += took_ns;
@@ -457,21 +460,22 @@ void loop_piece_prolong(struct loop_piece *piece, uint64_t took_ns)
 }
 
 /* Runs the mail that was there at the start, in a piece of the turn; what is posted meanwhile waits for the next. */
-static void loop_run_mail(struct loop *loop, struct mails *mails)
+static void loop_run_mail(struct loop *loop)
 {
-	const struct mail *last = mails->last;
+	const struct mail *last = loop->mail.last;
+	struct loop_piece piece;
 	struct mail *mail;
 
-	if (!mails->first)
+	if (!loop->mail.first)
 		return;
-	loop_piece_begin(loop, &loop->mail_piece, clock_now_ns(), LOOP_MAIL_NS);
+	loop_piece_begin(loop, &piece, clock_now_ns(), LOOP_MAIL_NS);
 	do {
-		mail = mails->first;
+		mail = loop->mail.first;
 		if (!mail || loop_stopping(loop))
 			break;
-		mails->first = mail->next;
+		loop->mail.first = mail->next;
 		mail->run(mail);
-	} while (mail != last && !loop_piece_is_over(loop, &loop->mail_piece, clock_now_ns()));
+	} while (mail != last && !loop_piece_is_over(loop, &piece, clock_now_ns()));
 }
 
 void loop_begin(struct loop *loop, struct chore *chore)
@@ -489,17 +493,18 @@ void loop_abort(struct chore *chore)
 
 static void loop_run_chores(struct loop *loop)
 {
+	struct loop_piece piece;
 	struct chore *chore;
 
 	if (list_empty(&loop->chores))
 		return;
-	loop_piece_begin(loop, &loop->chores_piece, clock_now_ns(), LOOP_CHORES_NS);
+	loop_piece_begin(loop, &piece, clock_now_ns(), LOOP_CHORES_NS);
 	while ((chore = list_first(&loop->chores, struct chore, link)) && !loop_stopping(loop)) {
 		list_remove(&chore->link);
 		if (chore->step(chore))
 			loop_begin(loop, chore);
 		loop_run_deferred(loop);
-		if (loop_piece_is_over(loop, &loop->chores_piece, clock_now_ns()))
+		if (loop_piece_is_over(loop, &piece, clock_now_ns()))
 			return;
 	}
 }
@@ -522,7 +527,7 @@ static void loop_run_finishing(struct loop *loop)
 
 	mails_append(&loop->mail, mails_take(&loop->finishing));
 	if (!is_behind)
-		loop_run_mail(loop, &loop->mail);
+		loop_run_mail(loop);
 	loop_run_deferred(loop);
 }
 
@@ -754,7 +759,7 @@ int loop_turn(struct loop *loop, int timeout_ms)
 	loop_run_timers(loop);
 	loop_run_events(loop);
 	loop_take_mail(loop);
-	loop_run_mail(loop, &loop->mail);
+	loop_run_mail(loop);
 	loop_run_deferred(loop);
 	loop_run_chores(loop);
 	loop_run_finishing(loop);

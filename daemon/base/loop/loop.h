@@ -97,6 +97,8 @@ struct loop_piece {
 };
 void loop_piece_begin(struct loop *loop, struct loop_piece *piece, uint64_t now_ns,
 		      uint64_t most_ns);
+/* One that is over when all is done, whoever waits. */
+void loop_piece_all(struct loop_piece *piece);
 /* What the watch has found is done soon after the piece is over. */
 bool loop_piece_is_over(struct loop *loop, const struct loop_piece *piece, uint64_t now_ns);
 /* Something that does not count took so long: the piece lasts longer. */

@@ -160,9 +160,9 @@ static void slab_free(struct block_cache *cache, struct block_slab *slab)
 	free(slab);
 }
 
-/* The pages of a slab, from 0, in which a block begins and ends. Other blocks may be there, too; between them is only this one. */
+/* The pages of a slab, from 0, that a block lies in. Only in the first and the last other blocks may lie, too. */
 struct block_pages {
-	size_t first, last;
+	size_t first, end;
 };
 
 static struct block_pages block_pages_of(const struct block *block)
@@ -171,23 +171,19 @@ static struct block_pages block_pages_of(const struct block *block)
 
 	return (struct block_pages){
 		.first = at / page_size(),
-		.last = (at + block_class_size(block->class_index) - 1) / page_size(),
+		.end = (at + block_class_size(block->class_index) - 1) / page_size() + 1,
 	};
 }
 
-/* Under the latch: a block is free. Returns the pages, if any, that no block uses any more; first > last: there are none. */
+/* Under the latch: a block is free. Returns the pages from `first` up to `end` that no block uses any more. */
 static struct block_pages slab_leave(struct block_slab *slab, const struct block *block)
 {
 	struct block_pages pages = block_pages_of(block), unused = pages;
 
 	if (--slab->n_users[pages.first])
 		unused.first++;
-	if ((pages.last == pages.first ? slab->n_users[pages.last] : --slab->n_users[pages.last])) {
-		/* Of one page that is used there is nothing left. */
-		if (!unused.last)
-			return (struct block_pages){ 1, 0 };
-		unused.last--;
-	}
+	if (pages.end - pages.first > 1 && --slab->n_users[pages.end - 1])
+		unused.end--;
 	return unused;
 }
 
@@ -197,7 +193,7 @@ static void slab_drop(struct block_slab *slab, struct block_cache *cache, struct
 	(void)pthread_mutex_lock(&cache->slab_lock);
 	if (list_empty(&cache->watchers))
 		(void)madvise(slab->data + pages.first * page_size(),
-			      (pages.last - pages.first + 1) * page_size(), MADV_DONTNEED);
+			      (pages.end - pages.first) * page_size(), MADV_DONTNEED);
 	(void)pthread_mutex_unlock(&cache->slab_lock);
 }
 
@@ -209,8 +205,8 @@ static struct block *slab_take(struct block_slab *slab)
 
 	if (slab->n_users)
 		slab->n_users[pages.first]++;
-	if (slab->n_users && pages.last != pages.first)
-		slab->n_users[pages.last]++;
+	if (slab->n_users && pages.end - pages.first > 1)
+		slab->n_users[pages.end - 1]++;
 	slab->free = block->next;
 	if (!--slab->n_free)
 		list_remove(&slab->class_link);
@@ -222,14 +218,14 @@ static void slab_give(struct block_slab *slab, struct block *block)
 {
 	struct block_cache *cache = block->cache;
 	struct block_class *class = &cache->classes[block->class_index];
-	struct block_pages unused = { 1, 0 };
+	struct block_pages unused = { 0 };
 	bool is_whole;
 
 	poison(block->data, block_class_size(block->class_index));
 	latch_take(&cache->latch);
 	if (slab->n_users)
 		unused = slab_leave(slab, block);
-	if (unused.first <= unused.last) {
+	if (unused.first < unused.end) {
 		slab->n_dropping++;
 		list_remove(&slab->class_link);
 		latch_drop(&cache->latch);

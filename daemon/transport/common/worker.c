@@ -255,7 +255,7 @@ void mailboxes_drain(struct mailboxes *mailboxes)
 		if (list_empty(&mailboxes->busy))
 			return;
 		mailboxes->clock.looked_ns = clock_now_ns();
-		mailboxes->piece.least_ns = CLOCK_NEVER;
+		loop_piece_all(&mailboxes->piece);
 		(void)mailboxes_run(mailboxes);
 	}
 }
