@@ -372,6 +372,7 @@ static void run_inputs(struct loop *loop)
 	}
 }
 
+/* A piece of the mail: the rest is left to the next turn. */
 static void run_mail(struct loop *loop)
 {
 	struct mail *last = loop->mail, *mail;
@@ -386,7 +387,7 @@ static void run_mail(struct loop *loop)
 			break;
 		loop->mail = mail->next;
 		mail->run(mail);
-	} while (mail != last);
+	} while (mail != last && !loop_is_wanted(loop));
 }
 
 static void run_chores(struct loop *loop)
@@ -406,13 +407,15 @@ static void run_chores(struct loop *loop)
 static void run_finishing(struct loop *loop)
 {
 	struct mail *finishing = TAKE_PTR(loop->finishing), **end = &loop->mail;
+	bool is_behind = loop->mail;
 
 	if (!finishing)
 		return;
 	while (*end)
 		end = &(*end)->next;
 	*end = finishing;
-	run_mail(loop);
+	if (!is_behind)
+		run_mail(loop);
 	run_deferred(loop);
 }
 
