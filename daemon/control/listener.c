@@ -317,7 +317,6 @@ int control_new(const struct control_params *params, struct control **ret_contro
 	control->listener.ready = on_connection;
 	control->retry.expired = on_retry;
 	list_init(&control->sessions);
-	list_init(&control->buffers);
 	ring_watch(control);
 	watch_holes(control);
 	control->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);

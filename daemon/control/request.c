@@ -527,7 +527,9 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 	if (!r)
 		r = take_charged(in, m, &buffer, &failure);
 	if (!r && (agent_buffer_shared(session->control->params.agent, buffer) ||
+		   (!buffer->device && places_add(&session->control->buffers, buffer)) ||
 		   map_add(&session->memory.buffers, m->buffer, &buffer->entry))) {
+		places_remove(&session->control->buffers, buffer);
 		session_release_buffer(session, buffer->held, buffer->n_descriptors);
 		buffer = buffer_unref(buffer);
 		r = failure_set(&failure, -ENOMEM, "out of memory");
@@ -537,7 +539,6 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 		return;
 	}
 	buffer->number = m->buffer;
-	list_push_back(&session->control->buffers, &buffer->link);
 	session->memory.n_buffers++;
 	buffer->user = session;
 	buffer->cookie = in->id;

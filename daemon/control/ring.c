@@ -624,7 +624,7 @@ void ring_work(struct session *session, unsigned work)
 	item.sequence = control->n_rung++;
 	session->turn.flow = flow_of(session);
 	if (fair_push(&control->rings, session->turn.flow, &item)) {
-		session_fail(session, "no memory for its turn");
+		session_fail_later(session, "no memory for its turn");
 		return;
 	}
 	session->turn.rung = true;

@@ -73,10 +73,12 @@ static void on_fail(struct mail *mail)
 	session_fail(session, "%s", session->outbox.why);
 }
 
-static _printf_(2, 3) void fail_later(struct session *session, const char *format, ...)
+void session_fail_later(struct session *session, const char *format, ...)
 {
 	va_list args;
 
+	if (session->state == SESSION_CLOSED || *session->outbox.why)
+		return;
 	va_start(args, format);
 	(void)vsnprintf(session->outbox.why, sizeof(session->outbox.why), format, args);
 	va_end(args);
@@ -101,7 +103,7 @@ static void queue_packet(struct session *session, const void *data, size_t len, 
 	if (!session->socket.loop)
 		return;
 	if (session->outbox.n >= OUTBOX_MAX) {
-		fail_later(session, "does not read its packets");
+		session_fail_later(session, "does not read its packets");
 		return;
 	}
 	packet = held_new(&session->held, sizeof(*packet) + len);
@@ -109,9 +111,10 @@ static void queue_packet(struct session *session, const void *data, size_t len, 
 		kept = keep_descriptor(session, fd);
 	if (!packet || kept < (fd >= 0 ? 0 : -1)) {
 		held_free(packet);
-		fail_later(session,
-			   "does not read its packets, and there is no room for more: "
-			   "no memory or descriptor, or a share (user_share) that is used up");
+		session_fail_later(
+			session,
+			"does not read its packets, and there is no room for more: "
+			"no memory or descriptor, or a share (user_share) that is used up");
 		return;
 	}
 	packet->fd = kept;
@@ -132,7 +135,7 @@ void session_send(struct session *session, const Bps__Control__Message *message,
 	if (session->state == SESSION_CLOSED || *session->outbox.why)
 		return;
 	if (pack(&message->base, FRAME_MAX, &data, &len)) {
-		fail_later(session, "no memory for its packets");
+		session_fail_later(session, "no memory for its packets");
 		return;
 	}
 	/* A message always has an id: it is never empty. */
@@ -141,8 +144,8 @@ void session_send(struct session *session, const Bps__Control__Message *message,
 	if (r == FRAME_E_AGAIN && n_fds <= 1)
 		queue_packet(session, data, len, n_fds ? fds[0] : -1);
 	else if (r && r != FRAME_E_EOF) /* the end is seen by reading */
-		fail_later(session, "cannot be sent to: %s",
-			   r == FRAME_E_AGAIN ? "its socket is full" : strerror(-r));
+		session_fail_later(session, "cannot be sent to: %s",
+				   r == FRAME_E_AGAIN ? "its socket is full" : strerror(-r));
 }
 
 void session_answer(struct session *session, uint64_t id, int status, const char *text)
@@ -544,35 +547,29 @@ void session_release_buffer(struct session *session, uint64_t held, unsigned n_d
 	account_release(session->account, ACCOUNT_MAPPINGS, 1);
 }
 
-static struct buffer *buffer_at(const struct control *control, const void *page)
-{
-	struct buffer *buffer;
-
-	list_for_each (buffer, &control->buffers, link)
-		if (!buffer->device && (const char *)page >= buffer->data &&
-		    (const char *)page < buffer->data + buffer->len)
-			return buffer;
-	return NULL;
-}
-
-/* All of them: what was given back of one was likely given back of others. */
+/* What was given back of one was likely given back of the others. */
 static void bury_all(struct session *session)
 {
-	struct buffer *buffer;
+	struct map_entry *entry;
 
-	list_for_each (buffer, &session->control->buffers, link)
-		if (buffer->user == session && !buffer->device)
+	map_for_each (entry, &session->memory.buffers) {
+		struct buffer *buffer = container_of(entry, struct buffer, entry);
+
+		if (!buffer->device)
 			buffer_bury(buffer, session->control->params.loop);
+	}
 }
 
 static void on_hole(struct control *control, void *page)
 {
-	struct buffer *buffer = buffer_at(control, page);
+	struct buffer *buffer = places_find(&control->buffers, page);
 
 	if (!buffer)
 		return;
+	/* It may be shared no more, and still be in use. */
 	if (!buffer->buried)
 		bury_all(buffer->user);
+	buffer_bury(buffer, control->params.loop);
 	buffer_give_back(buffer, page);
 	/* Last: the session has the buffer go if nothing uses it. */
 	session_fail(buffer->user,
@@ -599,7 +596,7 @@ static void on_released(struct buffer *buffer)
 	if (buffer->cookie)
 		session_answer(session, buffer->cookie, 0, NULL);
 	session_release_buffer(session, buffer->held, buffer->n_descriptors);
-	list_remove(&buffer->link);
+	places_remove(&session->control->buffers, buffer);
 	session->memory.n_releasing--;
 	reap_if_over(session);
 }

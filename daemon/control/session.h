@@ -16,6 +16,7 @@
 #include "base/quota.h"
 #include "control/control.h"
 #include "control/pace.h"
+#include "control/places.h"
 #include "proto/control.pb-c.h"
 #include "proto/frame.h"
 #include "proto/shm.h"
@@ -36,7 +37,7 @@ struct control {
 	bool bound;		 /* the socket's path is ours */
 	struct list sessions;
 	size_t n_sessions;
-	struct list buffers; /* of trainers, mapped; closed sessions' too */
+	struct places buffers; /* of trainers, mapped; closed sessions' too */
 	bool watches_holes;
 	struct loop_source holes; /* pages of these that are not there any more */
 	struct mail reap;	  /* frees closed sessions, when nobody up the stack uses them */
@@ -207,6 +208,8 @@ void session_end(struct session *session);
 void session_freeze(struct session *session);
 /* The trainer broke the rules: as above, with a line in the log. */
 void session_fail(struct session *session, const char *format, ...) _printf_(2, 3);
+/* The same in a later turn: whoever calls may be in the middle of something of the session's, or of the agent's. */
+void session_fail_later(struct session *session, const char *format, ...) _printf_(2, 3);
 void session_send(struct session *session, const Bps__Control__Message *message, const int *fds,
 		  size_t n_fds);
 /* An answer without a body: 0, or -errno and why. */

@@ -62,9 +62,9 @@ struct buffer {
 	void (*released)(struct buffer *buffer);
 	void *user;		/* free for the owner's use */
 	uint64_t cookie;	/* the same */
-	struct list link;	/* the same */
 	uint64_t held;		/* the same */
 	unsigned n_descriptors; /* the same */
+	bool is_placed;		/* the same */
 
 	/* buffer_bury()'s own. */
 	bool buried;
