@@ -32,6 +32,8 @@ struct server_hooks {
 	void (*form_is_late)(struct job *job);
 	void (*attach_is_late)(struct job *job);
 	void (*regroup_is_late)(struct job *job);
+	/* Peers of the job are lost. May end it. */
+	void (*peers_lost)(struct job *job);
 	/* The job is over: joiners are told. Then: its memory goes. */
 	void (*job_over)(struct job *job);
 	void (*job_freed)(struct job *job);

@@ -65,12 +65,23 @@ static const struct sweep_stage stages[] = {
 	{ offsetof(struct job, store.dropping), 0, NULL, tensor_end },
 };
 
+static void peers_lost(struct job *job)
+{
+	if (job->state == JOB_FORMING) {
+		form_lost(job, NULL);
+	} else {
+		joiner_lost(job);
+		attach_lost(job);
+	}
+}
+
 static const struct server_hooks hooks = {
 	.lost_deadline = attach_lost_deadline,
 	.lost_expired = attach_lost_expired,
 	.form_is_late = form_expired,
 	.attach_is_late = attach_expired,
 	.regroup_is_late = regroup_expired,
+	.peers_lost = peers_lost,
 	.job_over = joiner_end,
 	.job_freed = free_job,
 	.without_departed = elastic_without_departed,
@@ -99,6 +110,7 @@ int server_new(const struct server_params *params, struct server **ret_server)
 	server->hooks = &hooks;
 	list_init(&server->jobs);
 	list_init(&server->joins);
+	list_init(&server->to_hear);
 	metric_start(&server->bytes_summed, "bps_server_bytes_summed_total",
 		     "Bytes of contributions that were summed here.");
 	metric_start(&server->rounds, "bps_server_part_rounds_total",
@@ -142,6 +154,7 @@ struct server *server_free(struct server *server)
 	server_close(server);
 	list_for_each_safe (job, tmp, &server->jobs, link)
 		(void)job_free(job);
+	loop_abort(&server->hear);
 	map_done(&server->numbers);
 	metric_unregister(&server->bytes_summed);
 	metric_unregister(&server->rounds);
@@ -321,23 +334,14 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	}
 }
 
-static void lost(struct job *job, struct peer *peer, const char *why)
-{
-	joiner_lost(job, peer);
-	attach_lost(job, peer, why);
-}
-
 void server_peer_lost(struct server *server, struct peer *peer, const char *why)
 {
-	struct job *job, *tmp;
+	struct job *job;
 
 	form_joins_end(server, peer, -ECONNRESET, why);
-	list_for_each_safe (job, tmp, &server->jobs, link) {
-		if (job->state == JOB_FORMING && job_node_of(job, peer) != NODE_NONE)
-			form_lost(job, peer);
-		else if (job->state == JOB_RUNNING)
-			lost(job, peer, why);
-	}
+	list_for_each (job, &server->jobs, link)
+		if (job_peer_find(job, peer) || joiner_is(job, peer))
+			job_is_to_hear(job);
 }
 
 void server_drain(struct server *server, uint32_t *ret_moved, uint32_t *ret_stay)

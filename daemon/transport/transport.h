@@ -153,7 +153,7 @@ struct transport_ops {
 	/*
 	 * The peer is gone: its first lane broke, or one whose work could not go another way, the peer went silent for
 	 * peer_timeout_ms, or broke the protocol. Its unanswered calls to us may still be answered (into nothing). Comes once for a
-	 * peer; after our own calls to it have ended with -ECONNRESET; after it the pointer is dead unless deliveries still hold it.
+	 * peer; after our own calls to it have ended with -ECONNRESET; after it the pointer is dead unless somebody or a delivery still holds it.
 	 */
 	void (*peer_lost)(void *user, struct peer *peer, const char *why);
 };
@@ -331,6 +331,8 @@ bool peer_is_self(const struct peer *peer);
  */
 void peer_hold(struct peer *peer);
 void peer_release(struct peer *peer);
+/* Why it was lost, from peer_lost() on; before, NULL. */
+const char *peer_loss(const struct peer *peer);
 /* Where its connections come from: base/source.h. "": not known, or our own process. */
 const char *peer_source(const struct peer *peer);
 /*

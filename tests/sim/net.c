@@ -204,6 +204,11 @@ void peer_release(struct peer *peer)
 	peer_free_if_unused(peer);
 }
 
+const char *peer_loss(const struct peer *peer)
+{
+	return peer->state == PEER_LOST ? peer->why : NULL;
+}
+
 static void untell_sent(struct peer *peer, struct call *call, bool now);
 
 static void call_over(struct call *call, int status, const char *text)
@@ -269,12 +274,15 @@ static void peer_lose(struct peer *peer, int status, const char *why)
 	trace("net: %s is lost: %s", peer->name, why);
 	(void)snprintf(text, sizeof(text), "%.120s: %s", peer->name, why);
 	end_calls(peer, status, text);
-	if (!transport->is_closed)
-		transport->ops->peer_lost(transport->user, peer, why);
+	peer_hold(peer);
 	peer->state = PEER_LOST;
+	if (peer->why != why)
+		(void)snprintf(peer->why, sizeof(peer->why), "%s", why);
+	if (!transport->is_closed)
+		transport->ops->peer_lost(transport->user, peer, peer->why);
 	if (!list_empty(&peer->waiting) && !list_linked(&peer->input.link))
 		loop_input(transport->loop, &peer->input);
-	peer_free_if_unused(peer);
+	peer_release(peer);
 }
 
 static void on_peer_input(struct input *input)

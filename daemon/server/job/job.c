@@ -60,6 +60,8 @@ static void job_expired(struct loop_timer *timer)
 	struct job *job = container_of(timer, struct job, timer);
 	uint64_t now = clock_now_ns();
 
+	if (!job_heard(job))
+		return;
 	if (job->state == JOB_FORMING && job_deadline(job) <= now) {
 		job->server->hooks->form_is_late(job);
 		return;
@@ -180,6 +182,7 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 	list_init(&job->store.rows);
 	list_init(&job->store.spent);
 	list_init(&job->membership.joiners);
+	job->peers.quota = job_memory(job);
 	list_push_back(&server->jobs, &job->link);
 	server->n_changes++;
 	server->n_jobs += !params->takes_place;
@@ -204,6 +207,7 @@ struct job *job_free(struct job *job)
 		loop_timer_cancel(&job->timer);
 		loop_abort(&job->sweep.chore);
 		list_remove(&job->link);
+		list_remove(&job->to_hear);
 		job->server->n_changes++;
 		if (job->state == JOB_RUNNING)
 			lose_number(job);
@@ -215,6 +219,7 @@ struct job *job_free(struct job *job)
 		(void)join_free(job->nodes[i].join);
 		(void)held_free(job->nodes[i].sent.slots);
 	}
+	job_peers_done(job);
 	ordinals_done(&job->ordinals);
 	job_quota_give(job->memory.quota);
 	(void)arrivals_free(job->arrivals);
@@ -287,11 +292,11 @@ struct job *job_find(struct server *server, uint64_t number)
 
 	/* One contribution after another is of one job. */
 	if (found && found->number == number)
-		return found;
+		return job_heard(found);
 	entry = map_find(&server->numbers, number);
 	if (!entry)
 		return NULL;
-	return server->found = container_of(entry, struct job, entry);
+	return job_heard(server->found = container_of(entry, struct job, entry));
 }
 
 const struct failure *job_over(const struct server *server, uint64_t number)
@@ -369,6 +374,7 @@ void job_retire(struct job *job, const struct failure *failure)
 		lose_number(job);
 	job->state = JOB_OVER;
 	job->failure = *failure;
+	list_remove(&job->to_hear);
 	if (!job->membership.succeeded)
 		job_give_place(job);
 	loop_timer_cancel(&job->timer);
@@ -468,15 +474,6 @@ const char *job_seconds_text(uint64_t ms, struct seconds_text *ret_text)
 	(void)snprintf(ret_text->text, sizeof(ret_text->text), seconds < 10 ? "%.3g" : "%.0f",
 		       seconds);
 	return ret_text->text;
-}
-
-uint32_t job_node_of(const struct job *job, const struct peer *peer)
-{
-	for (uint32_t i = 0; i < job->n_nodes; i++) {
-		if (job->nodes[i].peer == peer)
-			return i;
-	}
-	return NODE_NONE;
 }
 
 const char *job_node_text(const struct job *job, uint32_t node, struct node_text *ret_text)

@@ -25,6 +25,7 @@
  *	offered.c	   of a fresh job of these two kinds: whether all nodes have offered what they keep
  *	ordinal.c  operations that all ranks submit in one order: whether nodes' are the same
  *	follow.c   ranks that follow the others
+ *	peers.c	   who speaks for its nodes, and is lost
  *	speakers.c  peers that speak for several nodes, and are told once
  */
 #pragma once
@@ -47,6 +48,7 @@
 #include "server/job/follow.h"
 #include "server/job/ordinal.h"
 #include "server/job/over.h"
+#include "server/job/peers.h"
 #include "server/job/relay.h"
 #include "server/job/sweep.h"
 #include "server/membership/attach.h"
@@ -68,6 +70,8 @@ struct server {
 	bool closed, draining;
 	struct list joins; /* deliveries that wait for those before them: form.c */
 	struct chore join;
+	struct list to_hear; /* jobs of which peers are lost: peers.c */
+	struct chore hear;
 	uint64_t relieved_ns,
 		looked_ns; /* when jobs last ended since their peer was crowded, when that was last looked at; 0: never */
 	uint64_t
@@ -100,7 +104,8 @@ struct offers {
 };
 
 struct job_node {
-	struct peer *peer; /* who speaks for it; NULL: nobody yet, or lost after it left */
+	struct peer *
+		peer; /* who speaks for it: job_peer_set(); NULL: nobody yet, or lost, and heard of */
 	uint64_t instance;
 	bool attached, departed;
 	bool out;		    /* of an elastic job: none of its ranks is in it */
@@ -173,6 +178,8 @@ struct job {
 	uint32_t n_departed;
 	uint32_t *node_of_rank; /* NODE_NONE while the rank is missing */
 	struct job_node *nodes;
+	struct map peers; /* who speaks for them: struct job_peer */
+	struct list to_hear;
 	uint64_t request_timeout_ms;
 	struct loop_timer timer;      /* for the earliest of all deadlines, or earlier */
 	struct stragglers stragglers; /* with any, each rank is a node */
@@ -267,8 +274,6 @@ uint64_t job_patience_ns(const struct job *job);
 
 /* Whether it is the job that its owner calls by this name. */
 bool job_is(const struct job *job, const char *name, const uint8_t *secret_digest);
-/* The node that peer speaks for, or NODE_NONE. */
-uint32_t job_node_of(const struct job *job, const struct peer *peer);
 /* "ranks 2, 3 (node 1)". */
 struct node_text {
 	char text[192];

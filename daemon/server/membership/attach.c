@@ -1,7 +1,7 @@
 /*
  * ATTACH: which peer speaks for which node of a job, and what follows when a node does not come
  * or its peer is lost. A job begins here at servers other than its home. server.c calls for each
- * ATTACH and each lost peer, job.c when the time is up.
+ * ATTACH, job.c when peers of the job are lost, and when the time is up.
  */
 #include "server/job/job.h"
 
@@ -138,7 +138,7 @@ static void end_older(struct server *server, uint64_t number, const struct attac
 
 		if (job->state != JOB_RUNNING || job->number == number ||
 		    !job_is(job, attach->job, attach->secret_digest) ||
-		    job->membership.regroups == number)
+		    job->membership.regroups == number || !job_heard(job))
 			continue;
 		if (job->membership.elastic && attach->elastic) {
 			leave_older(job, peer);
@@ -174,13 +174,14 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 		       const struct attach *attach, struct job **ret_job, struct failure *failure)
 {
 	uint64_t number = delivery->header.job;
+	/* First: it may be over by what it hears. */
+	struct job *job = job_find(server, number);
 	/*
 	 * A node may have missed that its run is over, and to hear of the next it has to be in it.
 	 */
 	bool has_successor = successor_of(server, number);
 	const struct failure *over = has_successor ? NULL : job_over(server, number);
 	const struct failure *heard = job_over_heard(server, number, attach->secret_digest);
-	struct job *job = job_find(server, number);
 	const char *what;
 
 	if (heard && !job && !has_successor) {
@@ -239,6 +240,7 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 	/* Or who begins once more, as its process ended before any of its ranks could: rejoin.c. */
 	bool anew =
 		job->retention.resume && attach->begins && !node->spoke && (!job->home || again);
+	int r;
 
 	if ((node->peer && node->peer != peer && !again && !anew) ||
 	    ((job->home || node->attached) && node->instance &&
@@ -246,13 +248,14 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
 				   job->owner.name, peer_name(peer), attach->node);
 	/* Where its ranks have regrouped, its next process may not know. */
-	if (node->departed && !node->out && successor_of(job->server, job->number)) {
-		node->departed = false;
-		job->n_departed--;
-	}
-	if (node->departed)
+	if (node->departed && (node->out || !successor_of(job->server, job->number)))
 		return failure_set(failure, -ENOTCONN, "job %s: node %u has left", job->owner.name,
 				   attach->node);
+	r = job_peer_set(job, attach->node, peer);
+	if (r)
+		return job_no_memory(job, r, failure);
+	job->n_departed -= node->departed;
+	node->departed = false;
 	/* Its agent begins anew with each attach, also where its peer was not lost. */
 	keep_attached(job, attach->node);
 	offered_attached(job, attach->node);
@@ -261,7 +264,6 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 		log_notice("job %s: node %u is back, as %s", job->owner.name, attach->node,
 			   peer_name(peer));
 	peer_set_parts(peer, attach->sent_part_bytes, job->n_nodes);
-	node->peer = peer;
 	node->asked = node->idle = false;
 	node->lost_ns = 0;
 	node->instance = attach->instance;
@@ -424,44 +426,44 @@ void attach_lost_expired(struct job *job, uint64_t now)
 	job_fail(job, &failure, NULL);
 }
 
-/* Keeps the places of the nodes that a peer spoke for. */
-static int keep_places(struct job *job, const struct peer *peer, const char *why)
+/* Says so once for each peer, whatever the number of its nodes. */
+static void wait_for(struct job *job, uint32_t number, const char *why, uint64_t now_ns)
 {
-	for (uint32_t i = 0; i < job->n_nodes; i++) {
-		struct job_node *node = &job->nodes[i];
+	struct job_node *node = &job->nodes[number];
+	struct job_peer *lost = job_peer_find(job, node->peer);
 
-		if (node->peer != peer)
-			continue;
-		node->peer = NULL;
-		if (node->departed)
-			continue;
-		node->lost_ns = clock_now_ns();
-		log_notice("job %s: node %u: %s was lost: %s; waiting for it", job->owner.name, i,
-			   peer_name(peer), why);
-	}
-	return error_trace(attach_lost_wake(job));
+	node->lost_ns = now_ns;
+	if (lost->is_said)
+		return;
+	lost->is_said = true;
+	log_notice("job %s: node %u%s: %s was lost: %s; waiting for it", job->owner.name, number,
+		   lost->n_nodes > 1 ? " and others" : "", peer_name(node->peer), why);
 }
 
-void attach_lost(struct job *job, const struct peer *peer, const char *why)
+void attach_lost(struct job *job)
 {
+	bool waits = job->retention.resume &&
+		     (job->attachment.lost_timeout_ms || job->membership.elastic);
+	uint64_t now_ns = clock_now_ns();
 	struct failure failure = { 0 };
 	struct node_text text;
 
-	if (job->retention.resume && (job->attachment.lost_timeout_ms || job->membership.elastic) &&
-	    !keep_places(job, peer, why))
-		return;
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		struct job_node *node = &job->nodes[i];
+		const char *why = node->peer ? peer_loss(node->peer) : NULL;
 
-		if (node->peer != peer)
+		if (!why)
 			continue;
-		node->peer = NULL;
-		if (node->departed || failure.status)
-			continue;
-		(void)failure_set(&failure, -ECONNRESET, "job %s: %s: %s was lost: %s",
-				  job->owner.name, job_node_text(job, i, &text), peer_name(peer),
-				  why);
+		if (!node->departed && waits)
+			wait_for(job, i, why, now_ns);
+		else if (!node->departed && !failure.status)
+			(void)failure_set(&failure, -ECONNRESET, "job %s: %s: %s was lost: %s",
+					  job->owner.name, job_node_text(job, i, &text),
+					  peer_name(node->peer), why);
+		(void)job_peer_set(job, i, NULL);
 	}
+	if (waits && attach_lost_wake(job))
+		(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->owner.name);
 	if (failure.status)
-		job_fail(job, &failure, peer);
+		job_fail(job, &failure, NULL);
 }

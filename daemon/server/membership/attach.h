@@ -29,7 +29,8 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 	       bool takes_place, struct job **ret_job, struct failure *failure);
 /* Why an attach does not fit the job that its number names, apart from its home; NULL when it does. */
 const char *attach_differs(const struct job *job, const struct attach *attach);
-void attach_lost(struct job *job, const struct peer *peer, const char *why);
+/* Peers that speak for nodes of the job are lost. */
+void attach_lost(struct job *job);
 void attach_expired(struct job *job);
 /* When the first node that was lost is waited for no longer; CLOCK_NEVER: none was. */
 uint64_t attach_lost_deadline(const struct job *job);

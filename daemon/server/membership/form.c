@@ -1,7 +1,7 @@
 /*
  * JOIN, at the home of a job: what the nodes say is compared, missing ranks are named, and with
- * the last node the job has its number, part size and placement. server.c brings JOINs and lost
- * peers, job.c deadlines; regroup.c has the next run formed here.
+ * the last node the job has its number, part size and placement. server.c brings JOINs, job.c what
+ * is lost, and deadlines; regroup.c has the next run formed here.
  */
 #include "server/job/job.h"
 
@@ -29,11 +29,11 @@ static const char *speaker(const struct join *join, struct speaker *ret_speaker)
 
 static struct job *form_find(struct server *server, const struct join *join)
 {
-	struct job *job;
+	struct job *job, *next;
 
-	list_for_each (job, &server->jobs, link) {
+	list_for_each_safe (job, next, &server->jobs, link) {
 		if (job->home && job->state != JOB_OVER &&
-		    job_is(job, join->job, join->secret_digest))
+		    job_is(job, join->job, join->secret_digest) && job_heard(job))
 			return job;
 	}
 	return NULL;
@@ -87,6 +87,7 @@ static void form_drop(struct job *job, uint32_t number, int status, const char *
 	if (node->joining)
 		delivery_fail(node->joining, status, text);
 	(void)join_free(node->join);
+	(void)job_peer_set(job, number, NULL);
 	*node = (struct job_node){ 0 };
 }
 
@@ -553,6 +554,17 @@ static int form_check(const struct job *job, const struct join *join, const stru
 	return r;
 }
 
+/* Nobody is left of it. */
+static void form_end_empty(struct job *job)
+{
+	struct failure failure = { 0 };
+
+	if (n_joined(job))
+		return;
+	(void)failure_set(&failure, -ECANCELED, "job %s: all its nodes are gone", job->owner.name);
+	job_end(job, &failure);
+}
+
 /*
  * A node's JOIN becomes its newest one. What does not fit the others makes the job impossible for
  * all.
@@ -573,12 +585,17 @@ static void form_add(struct job *job, struct join *join, struct delivery *delive
 	node = &job->nodes[join->node];
 	if (node->join)
 		form_drop(job, join->node, -EALREADY, "a newer join of the same node has come");
-	*node = (struct job_node){
-		.peer = delivery->peer,
-		.instance = join->instance,
-		.join = join,
-		.joining = delivery,
-	};
+	r = job_peer_set(job, join->node, delivery->peer);
+	if (r) {
+		(void)job_no_memory(job, r, &failure);
+		delivery_fail(delivery, r, failure.text);
+		(void)join_free(join);
+		form_end_empty(job);
+		return;
+	}
+	node->instance = join->instance;
+	node->join = join;
+	node->joining = delivery;
 	for (uint32_t i = 0; i < join->n_ranks; i++)
 		job->node_of_rank[join->ranks[i]] = join->node;
 	if (!form_complete(job))
@@ -594,15 +611,15 @@ static void form_add(struct job *job, struct join *join, struct delivery *delive
 static bool may_begin_anew(const struct job *job, uint32_t node, const struct peer *peer)
 {
 	const char *source = peer_source(peer);
+	const struct map_entry *entry;
 
 	if (node < job->n_nodes && !job->nodes[node].peer)
 		return true;
-	for (uint32_t i = 0; i < job->n_nodes; i++) {
-		const struct peer *theirs = job->nodes[i].peer;
-
-		if (theirs && (theirs == peer || !strcmp(peer_source(theirs), source)))
+	if (job_peer_find(job, peer))
+		return true;
+	map_for_each (entry, &job->peers)
+		if (!strcmp(peer_source(container_of(entry, struct job_peer, entry)->peer), source))
 			return true;
-	}
 	return false;
 }
 
@@ -797,13 +814,11 @@ void form_expired(struct job *job)
 /* A daemon that was lost, or takes no part after all, may come back until the deadline. */
 void form_lost(struct job *job, const struct peer *peer)
 {
-	struct failure failure = { 0 };
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		const struct job_node *node = &job->nodes[i];
 
-	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (job->nodes[i].join && job->nodes[i].peer == peer)
+		if (node->join && (peer ? node->peer == peer : !!peer_loss(node->peer)))
 			form_drop(job, i, -ECANCELED, "this node takes no part any more");
-	if (n_joined(job))
-		return;
-	(void)failure_set(&failure, -ECANCELED, "job %s: all its nodes are gone", job->owner.name);
-	job_end(job, &failure);
+	}
+	form_end_empty(job);
 }

@@ -30,4 +30,5 @@ void form_joins_end(struct server *server, const struct peer *peer, int status, 
 void form_expired(struct job *job);
 /* All nodes are here, and their joins kept: gives the job its number and placement, and answers. Returns 0 or -errno with words. */
 int form_finish(struct job *job, struct failure *failure);
+/* Nodes of a peer, or of any that is lost (NULL), take no part any more. */
 void form_lost(struct job *job, const struct peer *peer);

@@ -19,6 +19,7 @@ static struct joiner *find(const struct job *job, const struct peer *peer)
 void joiner_free(struct joiner *joiner)
 {
 	list_remove(&joiner->link);
+	peer_release(joiner->peer);
 	(void)join_free(joiner->join);
 	(void)held_free(joiner);
 }
@@ -39,34 +40,41 @@ static uint32_t count(const struct job *job)
 	return (uint32_t)MIN(n, (uint64_t)JOB_RANKS_MAX);
 }
 
-void joiner_tell(const struct job *job, struct peer *peer)
+static void tell(const struct job *job, struct peer *peer, uint32_t n)
 {
 	struct data_header header = {
 		.op = DATA_NEWCOMERS,
 		.job = job->number,
 		.epoch = job->placement.data_epoch,
-		.n_newcomers = count(job),
+		.n_newcomers = n,
 	};
 
 	/* Without memory a node hears of it with the next that comes or goes. */
 	(void)peer_notice(peer, &header, NULL);
 }
 
+void joiner_tell(const struct job *job, struct peer *peer)
+{
+	tell(job, peer, count(job));
+}
+
 static void tell_all(const struct job *job)
 {
+	uint32_t n = count(job);
+
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (job->nodes[i].peer && !job->nodes[i].departed)
-			joiner_tell(job, job->nodes[i].peer);
+			tell(job, job->nodes[i].peer, n);
 }
 
 static struct job *find_job(struct server *server, const struct join *join)
 {
-	struct job *job;
+	struct job *job, *next;
 
-	list_for_each (job, &server->jobs, link)
+	list_for_each_safe (job, next, &server->jobs, link)
 		if (job->state == JOB_RUNNING && job->home && job->membership.elastic &&
 		    job->retention.resume && job_is(job, join->job, join->secret_digest) &&
-		    !successor_of(server, job->number))
+		    !successor_of(server, job->number) && job_heard(job))
 			return job;
 	return NULL;
 }
@@ -86,6 +94,7 @@ static int joiner_new(struct job *job, struct peer *peer, struct joiner **ret_jo
 	if (!joiner)
 		return error_origin(-errno);
 	joiner->peer = peer;
+	peer_hold(peer);
 	list_push_back(&job->membership.joiners, &joiner->link);
 	*ret_joiner = joiner;
 	return 0;
@@ -129,14 +138,24 @@ void joiner_join(struct server *server, struct join *given, struct delivery *del
 	tell_all(job);
 }
 
-void joiner_lost(struct job *job, const struct peer *peer)
+bool joiner_is(const struct job *job, const struct peer *peer)
 {
-	struct joiner *joiner = find(job, peer);
+	return find(job, peer);
+}
 
-	if (!joiner)
-		return;
-	forget(joiner, -ECANCELED, "this node is gone");
-	tell_all(job);
+void joiner_lost(struct job *job)
+{
+	struct joiner *joiner, *next;
+	bool any = false;
+
+	list_for_each_safe (joiner, next, &job->membership.joiners, link) {
+		if (!peer_loss(joiner->peer))
+			continue;
+		forget(joiner, -ECANCELED, "this node is gone");
+		any = true;
+	}
+	if (any)
+		tell_all(job);
 }
 
 void joiner_go_on(struct job *job, struct job *old)

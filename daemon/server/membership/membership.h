@@ -31,8 +31,8 @@ struct membership {
 
 /* A node that has no rank in the job, and newcomers who wait for the next run. */
 struct joiner {
-	struct list link; /* membership.joiners, in the order in which they came */
-	struct peer *peer;
+	struct list link;  /* membership.joiners, in the order in which they came */
+	struct peer *peer; /* held */
 	struct join *join;
 	struct delivery *joining;
 };
@@ -88,7 +88,10 @@ void joiner_join(struct server *server, struct join *join, struct delivery *deli
 void joiner_free(struct joiner *joiner);
 /* Tells a node of the job how many newcomers wait at joiners. */
 void joiner_tell(const struct job *job, struct peer *peer);
-void joiner_lost(struct job *job, const struct peer *peer);
+/* Whether newcomers of a peer wait for the job. */
+bool joiner_is(const struct job *job, const struct peer *peer);
+/* Those of peers that are lost wait no more. */
+void joiner_lost(struct job *job);
 /* They wait for the job in its place. */
 void joiner_go_on(struct job *job, struct job *old);
 /* The job is over. */

@@ -101,15 +101,16 @@ static struct failure moved_words(const struct job *job)
 }
 
 /* The nodes' places are kept: who has left, and who may speak, though none has attached. */
-static void take_places(struct job *job, struct job *old)
+static int take_places(struct job *job, struct job *old)
 {
-	if (job->home)
-		joiner_go_on(job, old);
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *from = &old->nodes[i];
 		struct job_node *to = &job->nodes[i];
 
-		to->peer = from->peer;
+		int r = job_peer_set(job, i, from->peer);
+
+		if (r)
+			return error_trace(r);
 		to->instance = from->instance;
 		to->lost_ns = from->lost_ns;
 		to->spoke = from->spoke;
@@ -123,6 +124,9 @@ static void take_places(struct job *job, struct job *old)
 	/* Without memory it is looked at when the attach is due. */
 	if (attach_lost_deadline(job) != CLOCK_NEVER)
 		(void)job_wake_by(job, attach_lost_deadline(job));
+	if (job->home)
+		joiner_go_on(job, old);
+	return 0;
 }
 
 static int begin_anew(struct job *old, const struct attach *attach, struct job **ret_job,
@@ -135,7 +139,13 @@ static int begin_anew(struct job *old, const struct attach *attach, struct job *
 	r = attach_new(server, old->number, attach, old->membership.succeeded, &job, failure);
 	if (r)
 		return r;
-	take_places(job, old);
+	r = take_places(job, old);
+	if (r) {
+		(void)job_no_memory(job, r, failure);
+		job_retire(job, failure);
+		job_dismiss(job);
+		return failure->status;
+	}
 	job->placement.came_back = old->placement.came_back;
 	if (!job->forming.answer) {
 		job->forming.answer = TAKE_PTR(old->forming.answer);

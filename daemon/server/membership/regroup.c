@@ -102,12 +102,9 @@ static void take_joiners(struct job *old, uint32_t next, struct job *job)
 	for (; next < job->n_nodes; next++) {
 		struct joiner *joiner = list_first(&old->membership.joiners, struct joiner, link);
 
-		job->nodes[next] = (struct job_node){
-			.peer = joiner->peer,
-			.instance = joiner->join->instance,
-			.join = TAKE_PTR(joiner->join),
-			.joining = TAKE_PTR(joiner->joining),
-		};
+		job->nodes[next].instance = joiner->join->instance;
+		job->nodes[next].join = TAKE_PTR(joiner->join);
+		job->nodes[next].joining = TAKE_PTR(joiner->joining);
 		joiner_free(joiner);
 		job->membership.takes_joiners = true;
 	}
@@ -125,12 +122,37 @@ static uint32_t last_membership(const struct job *job)
 	return last;
 }
 
+/* Who speaks for the nodes of the next run, and what number each node of this one has there; *ret_n: how many these are. */
+static int take_peers(const struct job *old, struct job *job, uint32_t *number, uint32_t *ret_n)
+{
+	const struct joiner *joiner;
+	uint32_t next = 0;
+	int r = 0;
+
+	for (uint32_t i = 0; !r && i < old->n_nodes; i++) {
+		const struct job_node *node = &old->nodes[i];
+
+		if (!takes_part(node))
+			continue;
+		number[i] = next;
+		job->nodes[next].instance = node->join->instance;
+		r = job_peer_set(job, next++, node->peer);
+	}
+	*ret_n = next;
+	list_for_each (joiner, &old->membership.joiners, link) {
+		if (r || next == job->n_nodes)
+			break;
+		r = job_peer_set(job, next++, joiner->peer);
+	}
+	return r;
+}
+
 /* The next run; the nodes' joins become its. */
 static int next_run(struct job *old, struct job **ret_job, struct failure *failure)
 {
 	_cleanup_(freep) uint32_t *number = calloc(old->n_nodes, sizeof(number[0]));
 	_cleanup_(job_freep) struct job *job = NULL;
-	uint32_t n_nodes, vacant, size = count(old, &n_nodes, &vacant), next = 0;
+	uint32_t n_nodes, vacant, size = count(old, &n_nodes, &vacant), next;
 	bool yielded;
 	int r;
 
@@ -162,16 +184,11 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 	job->membership.max_ranks = old->membership.max_ranks;
 	job->membership.regroups = old->number;
 	job->membership.first = last_membership(old) + 1;
-	for (uint32_t i = 0; i < old->n_nodes; i++) {
-		struct job_node *node = &old->nodes[i];
-
-		if (!takes_part(node))
-			continue;
-		number[i] = next++;
-		job->nodes[number[i]] = (struct job_node){
-			.peer = node->peer,
-			.instance = node->join->instance,
-		};
+	r = take_peers(old, job, number, &next);
+	if (r) {
+		if (yielded)
+			job_take_back(old);
+		return job_no_memory(old, r, failure);
 	}
 	place(old, number, next, vacant, job);
 	for (uint32_t i = 0; i < old->n_nodes; i++) {

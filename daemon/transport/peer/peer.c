@@ -134,6 +134,11 @@ void peer_release(struct peer *peer)
 	peer_free_if_unused(peer);
 }
 
+const char *peer_loss(const struct peer *peer)
+{
+	return peer->state == PEER_LOST ? peer->failure.text : NULL;
+}
+
 uint64_t peer_id(const struct peer *peer)
 {
 	return peer->id;
@@ -315,11 +320,12 @@ static void peer_finish(struct peer *peer)
 	drop_notices(peer);
 	incoming_peer_lost(peer);
 	end_calls_of_lost(peer);
-	tell_loss(peer);
+	peer_hold(peer);
 	peer->state = PEER_LOST;
+	tell_loss(peer);
 	if (!list_empty(&peer->waiting))
 		peer_post(peer);
-	peer_free_if_unused(peer);
+	peer_release(peer);
 }
 
 /*

@@ -10,12 +10,13 @@ struct peer {
 	struct far *far;
 	unsigned end;
 	char name[16];
-	bool killed, is_old, is_crowded;
+	bool killed, is_old, is_crowded, is_lost;
+	unsigned n_holds;
 	unsigned n_no_memory;
 	bool is_self, keeps; /* far_lend() */
 	struct block *block;
 	unsigned n_filled;
-	struct peer *next; /* of those that were lost */
+	unsigned n_deliveries; /* that are not answered */
 };
 
 struct double_call {
@@ -25,10 +26,8 @@ struct double_call {
 	void *lent;   /* a copy of what was lent, or NULL */
 };
 
-/* Peers that were lost are kept to the end: as in the transport, none has the address of one that a delivery still names. */
 struct carrier {
 	struct peer *peers[FAR_ENDS];
-	struct peer *lost;
 };
 
 static struct peer *peer_new(struct far *far, unsigned end)
@@ -40,6 +39,13 @@ static struct peer *peer_new(struct far *far, unsigned end)
 	peer->end = end;
 	(void)snprintf(peer->name, sizeof(peer->name), "end%u", end);
 	return peer;
+}
+
+/* As in the transport: a peer that is lost stays for as long as somebody holds it or a delivery names it. */
+static void peer_free_if_unused(struct peer *peer)
+{
+	if (peer->is_lost && !peer->n_holds && !peer->n_deliveries)
+		free(peer);
 }
 
 static struct peer *peer_of(struct far *far, unsigned end)
@@ -60,6 +66,7 @@ static void double_call(struct far *far, unsigned end, struct asked *asked,
 	ASSERT_TRUE(call);
 	call->asked = asked;
 	call->delivery.peer = peer_of(far, end);
+	call->delivery.peer->n_deliveries++;
 	call->delivery.header = *header;
 	call->delivery.header.magic = DATA_MAGIC;
 	call->delivery.header.version = DATA_VERSION;
@@ -109,13 +116,10 @@ static void double_free(struct far *far)
 {
 	struct carrier *carrier = far->carrier;
 
-	struct peer *peer;
-
-	for (unsigned i = 0; i < FAR_ENDS; i++)
+	/* The server is gone, and with it what it held. */
+	for (unsigned i = 0; i < FAR_ENDS; i++) {
+		ASSERT_TRUE(!carrier->peers[i] || !carrier->peers[i]->n_holds);
 		free(carrier->peers[i]);
-	while ((peer = carrier->lost)) {
-		carrier->lost = peer->next;
-		free(peer);
 	}
 	free(carrier);
 }
@@ -152,9 +156,11 @@ void far_lose(struct far *far, unsigned end)
 
 	if (!peer)
 		return;
-	server_peer_lost(far->server, peer, "connection reset");
-	peer->next = carrier->lost;
-	carrier->lost = peer;
+	peer_hold(peer);
+	peer->is_lost = true;
+	server_peer_lost(far->server, peer, peer_loss(peer));
+	peer_release(peer);
+	ASSERT_OK(loop_turn(far->loop, 0));
 }
 
 void far_lend(struct far *far, unsigned end, struct block *block, bool keeps)
@@ -208,6 +214,8 @@ static void answered(struct delivery *delivery, int status)
 	if (call->asked->payload)
 		memset(call->asked->payload, 0xee, call->len);
 	block_unref(delivery->payload_block);
+	delivery->peer->n_deliveries--;
+	peer_free_if_unused(delivery->peer);
 	free(call);
 }
 
@@ -268,6 +276,23 @@ bool delivery_filled(struct delivery *delivery)
 bool peer_is_self(const struct peer *peer)
 {
 	return peer->is_self;
+}
+
+void peer_hold(struct peer *peer)
+{
+	peer->n_holds++;
+}
+
+void peer_release(struct peer *peer)
+{
+	ASSERT_TRUE(peer->n_holds);
+	peer->n_holds--;
+	peer_free_if_unused(peer);
+}
+
+const char *peer_loss(const struct peer *peer)
+{
+	return peer->is_lost ? "connection reset" : NULL;
 }
 
 bool peer_is_crowded(const struct peer *peer)

@@ -14,7 +14,7 @@
 #define MANY (2 * FEW)
 
 static uint64_t now_ns; /* 0: the real one */
-static unsigned n_texts, n_searches;
+static unsigned n_texts, n_searches, n_looks;
 
 int __real_clock_gettime(clockid_t clock, struct timespec *ret);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ret);
@@ -35,13 +35,24 @@ const char *__wrap_job_node_text(const struct job *job, uint32_t node, struct no
 	return __real_job_node_text(job, node, ret_text);
 }
 
-/* All nodes are looked at for a peer. */
+/* All nodes may be looked at for a peer. */
 uint32_t __real_job_node_of(const struct job *job, const struct peer *peer);
 uint32_t __wrap_job_node_of(const struct job *job, const struct peer *peer);
 uint32_t __wrap_job_node_of(const struct job *job, const struct peer *peer)
 {
 	n_searches++;
 	return __real_job_node_of(job, peer);
+}
+
+/* Each node is looked at for whether its peer is lost: by the test's clock that takes a while. */
+const char *__real_peer_loss(const struct peer *peer);
+const char *__wrap_peer_loss(const struct peer *peer);
+const char *__wrap_peer_loss(const struct peer *peer)
+{
+	n_looks++;
+	if (now_ns)
+		now_ns += NSEC_PER_USEC;
+	return __real_peer_loss(peer);
 }
 
 /* All servers before it are looked at for one. */
@@ -84,7 +95,7 @@ static struct layout attached(struct far *far, uint32_t n_nodes)
 	for (uint32_t i = 0; i < n_nodes; i++)
 		far_expect(far, far_attach(far, i == n_nodes - 1, &layout, i, FAR_INSTANCE + i), 0,
 			   NULL);
-	n_texts = n_searches = 0;
+	n_texts = n_searches = n_looks = 0;
 	return layout;
 }
 
@@ -224,6 +235,7 @@ TEST(a_peer_of_many_nodes_is_lost_in_one_walk)
 
 	far_lose(far, 0);
 	ASSERT_INT(n_searches, <=, 1);
+	ASSERT_INT(n_looks, <=, MANY);
 	for (uint32_t i = 0; i + 1 < MANY; i++)
 		far_expect(far, far_attach(far, 2, &layout, i, FAR_INSTANCE + i), 0, NULL);
 }
@@ -237,9 +249,10 @@ TEST(a_peer_of_many_nodes_of_a_job_that_ends_with_it_is_lost_in_one_walk)
 	for (uint32_t i = 0; i < MANY; i++)
 		far_expect(far, far_attach(far, i == MANY - 1, &layout, i, FAR_INSTANCE + i), 0,
 			   NULL);
-	n_searches = 0;
+	n_searches = n_looks = 0;
 	far_lose(far, 0);
 	ASSERT_INT(n_searches, <=, 1);
+	ASSERT_INT(n_looks, <=, MANY);
 	ASSERT_EQ(far->failed[1].n, 1);
 	ASSERT_CONTAINS(far->failed[1].text, "rank 0 (node 0): end0 was lost");
 	ASSERT_EQ(far_n_jobs(far), 0);
@@ -253,9 +266,10 @@ TEST(a_peer_of_many_nodes_of_a_job_that_forms_is_lost_in_one_walk)
 
 	for (uint32_t i = 1; i < MANY; i++)
 		joins[i] = far_join(far, i == MANY - 1, &layout, i, NULL);
-	n_searches = 0;
+	n_searches = n_looks = 0;
 	far_lose(far, 0);
 	ASSERT_INT(n_searches, <=, 1);
+	ASSERT_INT(n_looks, <=, MANY);
 	for (uint32_t i = 1; i + 1 < MANY; i++)
 		far_expect(far, joins[i], -ECANCELED, "takes no part");
 	far_expect_waiting(far, joins[MANY - 1]);
@@ -264,6 +278,90 @@ TEST(a_peer_of_many_nodes_of_a_job_that_forms_is_lost_in_one_walk)
 		joins[i] = far_join(far, 2, &layout, i, NULL);
 	for (uint32_t i = 0; i < MANY; i++)
 		far_expect(far, joins[i], 0, NULL);
+}
+
+TEST(a_peer_that_is_lost_has_no_jobs_of_others_looked_at)
+{
+	FAR = far_new(NULL);
+	struct layout layout = far_layout("mine", 1, NULL);
+
+	now_ns = 0;
+	(void)attached(far, MANY);
+	layout.job = 78;
+	far_expect(far, far_attach(far, 2, &layout, 0, FAR_INSTANCE), 0, NULL);
+	n_searches = n_looks = 0;
+	far_lose(far, 2);
+	ASSERT_INT(n_looks, <=, 1);
+	ASSERT_EQ(far_n_jobs(far), 1);
+}
+
+/* End 0 speaks for all nodes of each job but the last, end 1 for that. The clock is such that a turn has one piece of this. */
+static struct layout attach_many(struct far *far, unsigned n_jobs)
+{
+	struct layout layout;
+
+	now_ns = 100 * NSEC_PER_SEC;
+	for (unsigned k = 0; k < n_jobs; k++) {
+		char name[16];
+
+		(void)snprintf(name, sizeof(name), "job%u", k);
+		layout = far_layout(name, FAR_RANKS, NULL);
+		layout.job = 100 + k;
+		for (uint32_t i = 0; i < FAR_RANKS; i++)
+			far_expect(
+				far,
+				far_attach(far, i == FAR_RANKS - 1, &layout, i, FAR_INSTANCE + i),
+				0, NULL);
+	}
+	return layout;
+}
+
+TEST(jobs_of_many_nodes_hear_of_a_lost_peer_in_pieces)
+{
+	FAR = far_new(&(struct far_options){ .max_jobs = 16 });
+	struct layout layout = attach_many(far, 16);
+	struct data_header push;
+
+	far_lose(far, 0);
+	ASSERT_EQ(far_n_jobs(far), 16 - 4);
+	/* Some hear as soon as somebody wants something of them. */
+	push = far_push(&layout, 1, 1, FAR_RANKS - 1);
+	far_expect(far, far_call(far, 1, &push, NULL), -ECONNRESET, "end0 was lost");
+	ASSERT_EQ(far_n_jobs(far), 16 - 5);
+	layout.name = "job14";
+	layout.job = 100 + 14;
+	far_expect(far, far_attach(far, 2, &layout, 0, 5000), -ECONNRESET, "end0 was lost");
+	ASSERT_EQ(far_n_jobs(far), 16 - 6);
+	while (far_n_jobs(far))
+		ASSERT_OK(loop_turn(far->loop, 0));
+	ASSERT_EQ(far->failed[1].n, 16);
+}
+
+TEST(a_job_that_forms_hears_of_a_lost_peer_before_it_goes_on)
+{
+	FAR = far_new(&(struct far_options){ .max_jobs = 16 });
+	struct layout layout = far_layout("forms", 2, NULL);
+	struct asked *join, *other;
+
+	(void)attach_many(far, 8);
+	join = far_join(far, 0, &layout, 0, NULL);
+	far_lose(far, 0);
+	ASSERT_TRUE(!join->done);
+	/* It is over by what it hears, and this is another. */
+	other = far_join(far, 2, &layout, 1, NULL);
+	ASSERT_TRUE(join->done && !other->done);
+	ASSERT_EQ(far_n_jobs(far), 8 - 4 + 1);
+	far_expect(far, far_join(far, 3, &layout, 0, NULL), 0, NULL);
+	far_expect(far, other, 0, NULL);
+}
+
+TEST(a_server_ends_while_jobs_are_still_to_hear_of_a_lost_peer)
+{
+	FAR = far_new(&(struct far_options){ .max_jobs = 16 });
+
+	(void)attach_many(far, 16);
+	far_lose(far, 0);
+	ASSERT_EQ(far_n_jobs(far), 16 - 4);
 }
 
 /* -- Many nodes at once --------------------------------------------------------------------------------------------- */
