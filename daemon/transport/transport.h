@@ -319,6 +319,8 @@ void peer_call_on(struct call *call);
  * does not read until its quota is full is lost.
  */
 int peer_notice(struct peer *peer, const struct data_header *header, const void *payload);
+/* The same of what many are told: nothing is copied, and the peer's quota is charged for the header alone. */
+int peer_notice_block(struct peer *peer, const struct data_header *header, struct block *block);
 uint64_t peer_id(const struct peer *peer);
 /* "node b (10.88.0.2:9690)". */
 const char *peer_name(const struct peer *peer);

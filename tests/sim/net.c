@@ -892,6 +892,11 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 	return 0;
 }
 
+int peer_notice_block(struct peer *peer, const struct data_header *header, struct block *block)
+{
+	return peer_notice(peer, header, block->data);
+}
+
 /* -- Our own process: as transport/inproc.c ----------------------------------------------------------------------------- */
 
 static struct errand *errand_new(struct peer *peer, void (*take)(struct input *input))

@@ -304,6 +304,7 @@ static int check_joined(const Bps__Cluster__JobAttach *m, struct attach *attach,
 	if (!r &&
 	    (!m->resume || !m->elastic || joined->regroups == joined->job ||
 	     joined->n_old_nodes != m->n_nodes || joined->n_node_of_rank != m->size ||
+	     joined->n_stripes > PLACEMENT_STRIPES ||
 	     memcmp(joined->node_of_rank, m->node_of_rank, m->size * sizeof(m->node_of_rank[0]))))
 		r = error_origin(-EPROTO);
 	if (r)
@@ -314,24 +315,68 @@ static int check_joined(const Bps__Cluster__JobAttach *m, struct attach *attach,
 	return 0;
 }
 
-int joined_node(const void *joined, size_t len, const struct join *join, uint32_t *ret_node)
+struct past_node {
+	uint64_t id; /* the node's number in the run before plus 1, or its daemon's id */
+	bool is_joiner;
+	uint32_t node;
+};
+
+struct past {
+	size_t n;
+	struct past_node nodes[]; /* sorted */
+};
+
+static int compare_past(const void *a, const void *b)
+{
+	const struct past_node *x = a, *y = b;
+
+	if (x->is_joiner != y->is_joiner)
+		return x->is_joiner - y->is_joiner;
+	return (x->id > y->id) - (x->id < y->id);
+}
+
+size_t past_len(uint32_t n_nodes)
+{
+	return sizeof(struct past) + n_nodes * sizeof(struct past_node);
+}
+
+int past_decode(const void *joined, size_t len, struct past **ret_past)
 {
 	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
+	_cleanup_(freep) struct past *past = NULL;
 	int r;
 
 	r = unpack_joined(joined, len, &m);
 	if (r)
 		return error_trace(r);
-	for (size_t i = 0; i < m->n_old_nodes; i++) {
-		bool is_joiner = !m->old_nodes[i];
+	past = malloc(past_len((uint32_t)m->n_old_nodes));
+	if (!past)
+		return error_origin(-ENOMEM);
+	past->n = m->n_old_nodes;
+	for (size_t i = 0; i < past->n; i++)
+		past->nodes[i] = (struct past_node){
+			.id = m->old_nodes[i] ?: m->joiners[i],
+			.is_joiner = !m->old_nodes[i],
+			.node = (uint32_t)i,
+		};
+	qsort(past->nodes, past->n, sizeof(past->nodes[0]), compare_past);
+	*ret_past = TAKE_PTR(past);
+	return 0;
+}
 
-		if (join->regroups ? is_joiner || m->old_nodes[i] - 1 != join->node
-				   : !is_joiner || m->joiners[i] != join->member)
-			continue;
-		*ret_node = (uint32_t)i;
-		return 0;
-	}
-	return error_origin(-ENOENT);
+int past_find(const struct past *past, const struct join *join, uint32_t *ret_node)
+{
+	struct past_node key = {
+		.id = join->regroups ? (uint64_t)join->node + 1 : join->member,
+		.is_joiner = !join->regroups,
+	};
+	const struct past_node *found =
+		bsearch(&key, past->nodes, past->n, sizeof(past->nodes[0]), compare_past);
+
+	if (!found)
+		return error_origin(-ENOENT);
+	*ret_node = found->node;
+	return 0;
 }
 
 int attach_decode(const void *data, size_t len, struct attach **ret_attach, struct failure *failure)

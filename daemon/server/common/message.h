@@ -111,11 +111,17 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach,
 int declare_decode(const void *data, size_t len, struct declare *ret_declare,
 		   struct failure *failure);
 
+/* Who the nodes of a run were in the run before it: taken out of its JobJoined once, for many who ask. */
+struct past;
+/* Of a run of n_nodes: what past_decode() allocates. */
+size_t past_len(uint32_t n_nodes);
+/* *ret_past is to be freed. Returns 0, -EPROTO or -ENOMEM. */
+int past_decode(const void *joined, size_t len, struct past **ret_past);
 /*
- * Which node of the run that a JobJoined tells of it is that sends this join: by its number in the run before or, where it had no
- * rank there, by its daemon. Returns 0, -ENOENT (none of them), -EPROTO or -ENOMEM.
+ * Which node of the run it is that sends this join: by its number in the run before or, where it had no rank there, by its daemon.
+ * Returns 0, or -ENOENT: none of them.
  */
-int joined_node(const void *joined, size_t len, const struct join *join, uint32_t *ret_node);
+int past_find(const struct past *past, const struct join *join, uint32_t *ret_node);
 
 /* Answers; newly allocated. Return 0 or -ENOMEM. */
 int joined_encode(const struct joined *joined, void **ret_data, size_t *ret_len);

@@ -226,7 +226,8 @@ struct job *job_free(struct job *job)
 	free(job->nodes);
 	free(job->node_of_rank);
 	free(job->placement.moves);
-	free(job->forming.answer);
+	block_unref(job->forming.answer);
+	free(job->forming.past);
 	account_release(job->memory.account, ACCOUNT_MEMORY, job->memory.charged);
 	(void)account_put(job->memory.account);
 	free(job);

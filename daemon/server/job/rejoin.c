@@ -43,7 +43,6 @@ bool rejoin(struct job *job, const struct join *join, struct delivery *delivery)
 		.job = job->number,
 		.node = join->node,
 		.epoch = job->forming.epoch,
-		.len = (uint32_t)job->forming.answer_len,
 	};
 
 	if (!job->retention.resume || !node)
@@ -57,6 +56,7 @@ bool rejoin(struct job *job, const struct join *join, struct delivery *delivery)
 	if (!can_begin(job, join))
 		return false;
 	node->instance = join->instance;
-	delivery_answer(delivery, &header, NULL, job->forming.answer);
+	header.len = (uint32_t)job->forming.answer->len;
+	delivery_answer(delivery, &header, job->forming.answer, NULL);
 	return true;
 }

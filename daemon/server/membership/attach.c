@@ -59,9 +59,12 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 					  attach->account, takes_place },
 		    &job, failure);
 	if (!r)
-		r = job_charge(
-			job, attach->n_moves * sizeof(job->placement.moves[0]) + attach->joined_len,
-			failure);
+		r = job_charge(job,
+			       attach->n_moves * sizeof(job->placement.moves[0]) +
+				       (attach->regroups
+						? attach->joined_len + past_len(job->n_nodes)
+						: 0),
+			       failure);
 	if (r)
 		return r;
 	job->request_timeout_ms = attach->request_timeout_ms;
@@ -89,12 +92,11 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 	r = move_begin(job, attach);
 	elastic_begin(job);
 	job->membership.regroups = attach->regroups;
-	job->forming.answer_len = attach->joined_len;
-	job->forming.answer = attach->regroups ? malloc(attach->joined_len) : NULL;
-	if (job->forming.answer)
-		memcpy(job->forming.answer, attach->joined, attach->joined_len);
-	else if (attach->regroups)
-		r = error_origin(-ENOMEM);
+	if (!r && attach->regroups)
+		r = block_new(server->params.blocks, attach->joined_len, NULL,
+			      &job->forming.answer);
+	if (!r && attach->regroups)
+		memcpy(job->forming.answer->data, attach->joined, attach->joined_len);
 	if (!r)
 		r = job_start(job, number);
 	/*

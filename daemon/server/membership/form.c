@@ -530,13 +530,12 @@ int form_finish(struct job *job, struct failure *failure)
 		r = block_new(job->server->params.blocks, len, NULL, &answer);
 	if (r)
 		return failure_set(failure, r, "job %s: %s", job->owner.name, strerror(-r));
-	r = job->retention.resume ? job_charge(job, len, failure) : 0;
+	r = job->retention.resume ? job_charge(job, len + past_len(job->n_nodes), failure) : 0;
 	if (r)
 		return r;
 	memcpy(answer->data, data, len);
 	form_answer(job, answer);
-	job->forming.answer = job->retention.resume ? TAKE_PTR(data) : NULL;
-	job->forming.answer_len = len;
+	job->forming.answer = job->retention.resume ? block_ref(answer) : NULL;
 	return 0;
 }
 

@@ -6,8 +6,10 @@
 
 #include "base/error.h"
 
+struct block;
 struct delivery;
 struct job;
+struct past;
 struct peer;
 struct server;
 
@@ -17,8 +19,9 @@ struct forming {
 	uint64_t view_digest;
 	uint64_t timeout_ms, since_ns; /* of the first JOIN */
 	uint32_t asked_part_bytes;
-	void *answer; /* of a job that outlives its daemons' processes, and of one that regrouped; or NULL */
-	size_t answer_len;
+	struct block *
+		answer; /* of a job that outlives its daemons' processes, and of one that regrouped; or NULL */
+	struct past *past; /* what the answer says of nodes, once somebody has asked; or NULL */
 };
 
 /* A JOIN has come. */

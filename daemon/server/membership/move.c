@@ -14,7 +14,19 @@ bool move_is_current(const struct job *job, const struct data_header *header)
 	return !job->placement.n_moves || header->epoch == job->placement.data_epoch;
 }
 
-static void tell(struct job *job, struct peer *peer, uint32_t node, const uint32_t *moves, size_t n,
+/* What nodes are told, once for all of them. NULL: there is no memory. */
+static struct block *say(struct job *job, const uint32_t *moves, size_t n,
+			 const struct data_added_set *added)
+{
+	struct block *said = NULL;
+
+	if (!block_new(job->server->params.blocks, data_moves_len(n, added), job_memory(job),
+		       &said))
+		data_moves_encode(said->data, moves, n, added);
+	return said;
+}
+
+static void tell(const struct job *job, uint32_t node, struct peer *peer, struct block *said,
 		 const struct data_added_set *added)
 {
 	struct data_header header = {
@@ -22,21 +34,18 @@ static void tell(struct job *job, struct peer *peer, uint32_t node, const uint32
 		.job = job->number,
 		.node = node,
 		.part = added->n,
-		.len = (uint32_t)data_moves_len(n, added),
+		.len = said ? (uint32_t)said->len : 0,
 	};
-	void *payload = malloc(MAX(header.len, 1u));
 
-	if (payload)
-		data_moves_encode(payload, moves, n, added);
 	/* It has to learn of it one way or the other. */
-	if (!payload || peer_notice(peer, &header, payload))
+	if (!said || peer_notice_block(peer, &header, said))
 		peer_kill(peer, "out of memory");
-	free(payload);
 }
 
 static void tell_others(struct job *job, const struct peer *except, const uint32_t *moves, size_t n,
 			const struct data_added_set *added)
 {
+	struct block *said = say(job, moves, n, added);
 	bool each = stragglers_any(&job->stragglers);
 	struct speakers speakers;
 
@@ -48,9 +57,19 @@ static void tell_others(struct job *job, const struct peer *except, const uint32
 
 		/* Where each rank is a node, who has said so may speak for nodes that have not. */
 		if (node->peer && !node->departed && (each || speakers_meet(&speakers, node->peer)))
-			tell(job, node->peer, i, moves, n, added);
+			tell(job, i, node->peer, said, added);
 	}
 	speakers_done(&speakers);
+	(void)block_unref(said);
+}
+
+static void tell_one(struct job *job, uint32_t node, struct peer *peer, const uint32_t *moves,
+		     size_t n)
+{
+	struct block *said = say(job, moves, n, &job->placement.added);
+
+	tell(job, node, peer, said, &job->placement.added);
+	(void)block_unref(said);
 }
 
 void move_tell(struct job *job, const struct peer *except, const uint32_t *moves, size_t n)
@@ -60,7 +79,7 @@ void move_tell(struct job *job, const struct peer *except, const uint32_t *moves
 
 void move_tell_node(struct job *job, uint32_t node, const uint32_t *moves, size_t n)
 {
-	tell(job, job->nodes[node].peer, node, moves, n, &job->placement.added);
+	tell_one(job, node, job->nodes[node].peer, moves, n);
 }
 
 int move_begin(struct job *job, const struct attach *attach)
@@ -149,7 +168,7 @@ static int begin_anew(struct job *old, const struct attach *attach, struct job *
 	job->placement.came_back = old->placement.came_back;
 	if (!job->forming.answer) {
 		job->forming.answer = TAKE_PTR(old->forming.answer);
-		job->forming.answer_len = old->forming.answer_len;
+		job->forming.past = TAKE_PTR(old->forming.past);
 	}
 	*ret_job = job;
 	return 0;
@@ -179,8 +198,7 @@ int move_attach(struct job **job, const struct attach *attach, struct peer *peer
 	}
 	data_added_compare(&old->placement.added, &attach->added, &more, &less);
 	if (less) {
-		tell(old, peer, attach->node, old->placement.moves, old->placement.n_moves,
-		     &old->placement.added);
+		tell_one(old, attach->node, peer, old->placement.moves, old->placement.n_moves);
 		*failure = words;
 		return failure->status;
 	}

@@ -26,13 +26,24 @@ static void answer(struct job *successor, uint32_t node, const struct join *join
 		.job = successor->number,
 		.node = node,
 		.epoch = successor->forming.epoch,
-		.len = (uint32_t)successor->forming.answer_len,
+		.len = (uint32_t)successor->forming.answer->len,
 	};
 
 	log_notice("job %s: node %u had not heard that ranks have regrouped", successor->owner.name,
 		   node);
 	successor->nodes[node].instance = join->instance;
-	delivery_answer(delivery, &header, NULL, successor->forming.answer);
+	delivery_answer(delivery, &header, successor->forming.answer, NULL);
+}
+
+/* The node of the run that sends the join, as past_find(). */
+static int find_node(struct job *successor, const struct join *join, uint32_t *ret_node)
+{
+	struct forming *forming = &successor->forming;
+	int r = 0;
+
+	if (!forming->past)
+		r = past_decode(forming->answer->data, forming->answer->len, &forming->past);
+	return r ? error_trace(r) : past_find(forming->past, join, ret_node);
 }
 
 /* Others go on without it, or it has begun there before. */
@@ -45,7 +56,7 @@ static bool is_too_late(const struct job *successor, uint32_t node)
 void successor_tell(struct job *successor, const struct join *join, struct delivery *delivery)
 {
 	uint32_t node = 0;
-	int r = joined_node(successor->forming.answer, successor->forming.answer_len, join, &node);
+	int r = find_node(successor, join, &node);
 
 	if (r == -ENOMEM)
 		refuse(delivery, r, "job %s: out of memory", successor->owner.name);
@@ -66,9 +77,8 @@ bool successor_tell_joiner(struct job *successor, const struct join *join,
 	uint32_t node;
 
 	if (!successor->membership.regroups || !successor->forming.answer || !join->newcomers ||
-	    joined_node(successor->forming.answer, successor->forming.answer_len, join, &node) ||
-	    node >= successor->n_nodes || successor->nodes[node].attached ||
-	    is_too_late(successor, node))
+	    find_node(successor, join, &node) || node >= successor->n_nodes ||
+	    successor->nodes[node].attached || is_too_late(successor, node))
 		return false;
 	answer(successor, node, join, delivery);
 	return true;

@@ -288,7 +288,7 @@ void lane_message_done(struct lane *lane, struct message *message, bool is_writt
 		incoming_written(container_of(message, struct incoming, message), is_written);
 		return;
 	case MESSAGE_NOTICE:
-		(void)held_free(container_of(message, struct notice, message));
+		notice_free(container_of(message, struct notice, message));
 		return;
 	}
 }

@@ -53,12 +53,21 @@ struct notice {
 	struct data_header header;
 	struct peer *peer; /* in-process: ourselves */
 	struct list link;
+	struct block *block; /* has the payload; or NULL: */
 	unsigned char payload[];
 };
 
-/* Copies the payload, header->len bytes unless NULL; to be freed by held_free(). Returns 0, -ENOMEM, or -EDQUOT: the peer holds too much. */
-int notice_new(struct peer *peer, const struct data_header *header, const void *payload,
-	       struct notice **ret_notice);
+/*
+ * References the block, or copies the payload unless NULL: header->len bytes. To be freed by notice_free(). Returns 0, -ENOMEM, or
+ * -EDQUOT: the peer holds too much.
+ */
+int notice_new(struct peer *peer, const struct data_header *header, struct block *block,
+	       const void *payload, struct notice **ret_notice);
+static inline void notice_free(struct notice *notice)
+{
+	(void)block_unref(notice->block);
+	(void)held_free(notice);
+}
 
 /* In one process (inproc.c) */
 void inproc_call(struct call *call);

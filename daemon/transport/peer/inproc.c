@@ -114,8 +114,8 @@ static void inproc_on_notice(struct mail *mail)
 
 	if (!transport->is_closed)
 		transport->ops->notice_arrived(transport->user, notice->peer, &notice->header,
-					       notice->header.len ? notice->payload : NULL);
-	(void)held_free(notice);
+					       notice->header.len ? notice->message.payload : NULL);
+	notice_free(notice);
 }
 
 void inproc_notice(struct peer *peer, struct notice *notice)

@@ -92,7 +92,7 @@ static void drop_notices(struct peer *peer)
 
 	while ((notice = list_first(&peer->notices, struct notice, link))) {
 		list_remove(&notice->link);
-		(void)held_free(notice);
+		notice_free(notice);
 	}
 }
 
@@ -468,7 +468,7 @@ static bool lane_ping(struct lane *lane)
 	if (FAILPOINT_DROPS("ping-sent"))
 		return true;
 	/* Out of memory: no ping this time. */
-	if (notice_new(lane->peer, &header, NULL, &notice))
+	if (notice_new(lane->peer, &header, NULL, NULL, &notice))
 		return false;
 	lane_send(lane, &notice->message);
 	return true;
@@ -571,11 +571,11 @@ void lane_end_business(struct lane *lane)
 
 /* Notices */
 
-int notice_new(struct peer *peer, const struct data_header *header, const void *payload,
-	       struct notice **ret_notice)
+int notice_new(struct peer *peer, const struct data_header *header, struct block *block,
+	       const void *payload, struct notice **ret_notice)
 {
 	struct quota *quota = peer->kind == PEER_SELF ? NULL : &peer->held;
-	struct notice *notice = held_new(quota, sizeof(*notice) + header->len);
+	struct notice *notice = held_new(quota, sizeof(*notice) + (block ? 0 : header->len));
 
 	if (!notice)
 		return error_origin(-errno);
@@ -583,10 +583,11 @@ int notice_new(struct peer *peer, const struct data_header *header, const void *
 		.header = *header,
 		.message = {
 			.header = &notice->header,
-			.payload = notice->payload,
+			.payload = block ? block->data : notice->payload,
 			.kind = MESSAGE_NOTICE,
 			.urgent = true,
 		},
+		.block = block ? block_ref(block) : NULL,
 	};
 	notice->header.magic = DATA_MAGIC;
 	notice->header.version = DATA_VERSION;
@@ -598,7 +599,8 @@ int notice_new(struct peer *peer, const struct data_header *header, const void *
 	return 0;
 }
 
-int peer_notice(struct peer *peer, const struct data_header *header, const void *payload)
+static int notice_send(struct peer *peer, const struct data_header *header, struct block *block,
+		       const void *payload)
 {
 	struct notice *notice = NULL;
 	int r;
@@ -606,7 +608,7 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 	assert(header->len <= DATA_SETUP_MAX);
 	if (peer->state >= PEER_LOSING)
 		return 0;
-	r = notice_new(peer, header, payload, &notice);
+	r = notice_new(peer, header, block, payload, &notice);
 	if (r == -EDQUOT) {
 		peer_kill(peer, "it does not take what it is told: over peer_quota, or the share "
 				"of where it is");
@@ -623,4 +625,14 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 		list_push_back(&peer->notices, &notice->link);
 	}
 	return 0;
+}
+
+int peer_notice(struct peer *peer, const struct data_header *header, const void *payload)
+{
+	return notice_send(peer, header, NULL, payload);
+}
+
+int peer_notice_block(struct peer *peer, const struct data_header *header, struct block *block)
+{
+	return notice_send(peer, header, block, NULL);
 }

@@ -149,7 +149,7 @@ bool far_ends_are_peers(void)
 	return true;
 }
 
-void far_lose(struct far *far, unsigned end)
+void far_cut(struct far *far, unsigned end)
 {
 	struct carrier *carrier = far->carrier;
 	struct peer *peer = TAKE_PTR(carrier->peers[end]);
@@ -160,6 +160,11 @@ void far_lose(struct far *far, unsigned end)
 	peer->is_lost = true;
 	server_peer_lost(far->server, peer, peer_loss(peer));
 	peer_release(peer);
+}
+
+void far_lose(struct far *far, unsigned end)
+{
+	far_cut(far, end);
 	ASSERT_OK(loop_turn(far->loop, 0));
 }
 
@@ -402,6 +407,11 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 	(void)snprintf(peer->far->failed[peer->end].text, sizeof(peer->far->failed[0].text), "%.*s",
 		       (int)header->len, (const char *)payload);
 	return 0;
+}
+
+int peer_notice_block(struct peer *peer, const struct data_header *header, struct block *block)
+{
+	return peer_notice(peer, header, block->data);
 }
 
 const char *peer_name(const struct peer *peer)

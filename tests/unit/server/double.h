@@ -3,6 +3,8 @@
 
 #include "far.h"
 
+/* far_lose(), of which jobs are still to hear. */
+void far_cut(struct far *far, unsigned end);
 /* Whether the server had the end dropped. */
 bool far_killed(struct far *far, unsigned end);
 /* The next notice to an end finds no memory. */

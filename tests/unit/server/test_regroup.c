@@ -3,9 +3,20 @@
 #include "far.h"
 #include "proto/cluster.pb-c.h"
 #include "proto/pack.h"
+#include "server/common/message.h"
 
 #define LEN    64u /* of the part that all rounds here have */
 #define FLOATS (LEN / sizeof(float))
+
+static unsigned n_decoded;
+
+int __real_past_decode(const void *joined, size_t len, struct past **ret_past);
+int __wrap_past_decode(const void *joined, size_t len, struct past **ret_past);
+int __wrap_past_decode(const void *joined, size_t len, struct past **ret_past)
+{
+	n_decoded++;
+	return __real_past_decode(joined, len, ret_past);
+}
 
 static struct layout elastic_layout(uint32_t n_nodes)
 {
@@ -447,6 +458,7 @@ TEST(a_next_run_that_cannot_be_is_refused)
 	struct layout layout = elastic_layout(2), kept;
 	uint32_t others[] = { 1, 0 };
 	Bps__Cluster__JobJoined m;
+	static uint32_t stripes[PLACEMENT_STRIPES + 1];
 	static const char text[] = "a run that its ranks cannot have begun";
 
 	far_expect(far, bring(far, &layout, "", 0), -EPROTO, text);
@@ -470,6 +482,10 @@ TEST(a_next_run_that_cannot_be_is_refused)
 	m.node_of_rank = others;
 	far_expect(far, bring_message(far, &layout, &m), -EPROTO, text);
 	m = next_run();
+	m.stripes = stripes;
+	m.n_stripes = ARRAY_SIZE(stripes);
+	far_expect(far, bring_message(far, &layout, &m), -EPROTO, text);
+	m = next_run();
 	m.job = NEXT_RUN + 1;
 	far_expect(far, bring_message(far, &layout, &m), -EPROTO, "without number, or two");
 	kept = layout;
@@ -482,6 +498,20 @@ TEST(a_next_run_that_cannot_be_is_refused)
 	far_expect(far, bring_message(far, &layout, &m), 0, NULL);
 	far_expect(far, ask(far, &layout, "other"), -EPROTO, "is of job elastic");
 	far_expect(far, ask(far, &layout, "elastic"), 0, NULL);
+}
+
+/* Whoever asks, and however often. */
+TEST(a_next_run_is_taken_apart_once)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = elastic_layout(2);
+	Bps__Cluster__JobJoined m = next_run();
+
+	far_expect(far, bring_message(far, &layout, &m), 0, NULL);
+	n_decoded = 0;
+	for (unsigned i = 0; i < 5; i++)
+		far_expect(far, ask(far, &layout, "elastic"), 0, NULL);
+	ASSERT_EQ(n_decoded, 1);
 }
 
 /* Whatever is said of the nodes of before: who is none of them is told so. */
