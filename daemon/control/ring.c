@@ -69,6 +69,9 @@ static void complete(struct session *session, uint32_t slot_number, uint64_t tic
 	slot->status = failure ? failure->status : 0;
 	if (failure) {
 		(void)snprintf(slot->text, sizeof(slot->text), "%s", failure->text);
+		/* To find out what is wrong may have taken long. */
+		if (session->ring.draining)
+			session->ring.yields |= clock_now_ns() >= session->turn.until_ns;
 	} else {
 		slot->no_text = 0;
 		slot->brief = brief;

@@ -22,6 +22,8 @@
 
 /* Each is looked for among all buffers. */
 #define HOLES_BATCH 16
+/* So many packets that have waited are sent in one go. */
+#define SENT_BATCH 16
 
 struct packet {
 	struct list link;
@@ -159,12 +161,16 @@ void session_answer(struct session *session, uint64_t id, int status, const char
 	session_send(session, &message, NULL, 0);
 }
 
+/* Some of them: the socket says again that it takes more. */
 static void send_queued(struct session *session)
 {
 	struct packet *packet;
 	int r;
 
-	while ((packet = list_first(&session->outbox.packets, struct packet, link))) {
+	for (unsigned i = 0; i < SENT_BATCH; i++) {
+		packet = list_first(&session->outbox.packets, struct packet, link);
+		if (!packet)
+			break;
 		r = frame_send(session->socket.fd, packet->data, packet->len, &packet->fd,
 			       packet->fd >= 0);
 		if (r == FRAME_E_AGAIN)
@@ -266,9 +272,12 @@ bool session_receive_one(struct session *session)
 static void on_socket(struct loop_source *source, uint32_t events)
 {
 	struct session *session = container_of(source, struct session, socket);
+	uint64_t began_ns = events & EPOLLOUT ? clock_now_ns() : 0;
 
-	if (events & EPOLLOUT)
+	if (events & EPOLLOUT) {
 		send_queued(session);
+		session_charge_pace(session, began_ns);
+	}
 	if (events & (EPOLLIN | EPOLLHUP | EPOLLERR))
 		ring_work(session, SESSION_PACKETS);
 }
@@ -437,7 +446,8 @@ int session_new(struct control *control, int socket, const struct ucred *trainer
 	quota_init(&session->memory.quota, control->params.session_quota_bytes,
 		   account_quota(account, ACCOUNT_MAPPED));
 	list_init(&session->tensors.asked);
-	session->ring.bulk.quota = session->tensors.bulk.quota = &session->held;
+	session->ring.bulk.quota = session->tensors.bulk.quota = session->tensors.map.quota =
+		&session->held;
 	list_push_back(&control->sessions, &session->link);
 	control->n_sessions++;
 	r = watch(session);
@@ -547,35 +557,20 @@ void session_release_buffer(struct session *session, uint64_t held, unsigned n_d
 	account_release(session->account, ACCOUNT_MAPPINGS, 1);
 }
 
-/* What was given back of one was likely given back of the others. */
-static void bury_all(struct session *session)
-{
-	struct map_entry *entry;
-
-	map_for_each (entry, &session->memory.buffers) {
-		struct buffer *buffer = container_of(entry, struct buffer, entry);
-
-		if (!buffer->device)
-			buffer_bury(buffer, session->control->params.loop);
-	}
-}
-
 static void on_hole(struct control *control, void *page)
 {
 	struct buffer *buffer = places_find(&control->buffers, page);
 
 	if (!buffer)
 		return;
-	/* It may be shared no more, and still be in use. */
-	if (!buffer->buried)
-		bury_all(buffer->user);
 	buffer_bury(buffer, control->params.loop);
 	buffer_give_back(buffer, page);
-	/* Last: the session has the buffer go if nothing uses it. */
-	session_fail(buffer->user,
-		     "gave back memory that it shares, page %zu of buffer %u: it would be the "
-		     "daemon's",
-		     ((size_t)((char *)page - buffer->data)) / page_size(), buffer->number);
+	/* Many may have at once, and each ends by itself. */
+	session_fail_later(
+		buffer->user,
+		"gave back memory that it shares, page %zu of buffer %u: it would be the "
+		"daemon's",
+		((size_t)((char *)page - buffer->data)) / page_size(), buffer->number);
 }
 
 void session_on_holes(struct loop_source *source, uint32_t events)

@@ -131,14 +131,16 @@ void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declar
 	bool again = m->has_rounds || !(session->features & CONTROL_FEATURE_RELEASE);
 	struct session_tensor *tensor;
 	struct failure failure = { 0 };
+	int r;
 
 	if (check_declare(session, m, &failure)) {
 		refuse(in, &failure);
 		return;
 	}
 	tensor = take_tensor(session);
-	if (!tensor || map_add(&session->tensors.map, m->tensor, &tensor->entry)) {
-		(void)account_no_memory(session->account, tensor ? ENOMEM : errno, &failure);
+	r = tensor ? map_add(&session->tensors.map, m->tensor, &tensor->entry) : -errno;
+	if (r) {
+		(void)account_no_memory(session->account, -r, &failure);
 		if (tensor)
 			spare_tensor(session, tensor);
 		refuse(in, &failure);

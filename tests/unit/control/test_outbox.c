@@ -38,3 +38,36 @@ TEST(a_tensor_on_which_ranks_do_not_agree)
 	for (uint32_t i = 0; i < 2; i++)
 		trainer_close(&trainers[i]);
 }
+
+/* Reads what is there. Returns how many packets. */
+static unsigned drain(const struct trainer *trainer)
+{
+	char packet[4096];
+	unsigned n = 0;
+
+	while (recv(trainer->socket, packet, sizeof(packet), MSG_DONTWAIT) > 0)
+		n++;
+	return n;
+}
+
+/* However many its trainer has room for again: others have their turn. */
+TEST(packets_that_have_waited_go_a_few_in_a_turn)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct trainer trainers[2];
+	struct session *session;
+	unsigned left, n;
+
+	open_two(door, trainers);
+	session = list_first(&door->control->sessions, struct session, link);
+	fill(door, &trainers[0]);
+	for (left = session->outbox.n; left; left -= n) {
+		(void)drain(&trainers[0]);
+		ASSERT_OK(loop_turn(door->loop, 0));
+		n = left - session->outbox.n;
+		ASSERT_INT(n, >, 0);
+		ASSERT_INT(n, <=, 16);
+	}
+	for (uint32_t i = 0; i < 2; i++)
+		trainer_close(&trainers[i]);
+}
