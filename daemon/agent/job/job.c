@@ -120,7 +120,8 @@ int agent_job_make(struct agent *agent, const struct agent_join *join, struct ag
 	job->memory.account = account_ref(join->account);
 	quota_init(&job->memory.held, UINT64_MAX,
 		   account_quota(job->memory.account, ACCOUNT_MEMORY));
-	job->memory.bulk.quota = job->order.ordinals.quota = &job->memory.held;
+	job->memory.bulk.quota = job->order.ordinals.quota = job->tensors.by_name.quota =
+		&job->memory.held;
 	quota_init(&job->memory.rows, agent->params.job_quota_bytes ?: UINT64_MAX,
 		   &job->memory.held);
 	job->memory.rows.batch = ROWS_BATCH;

@@ -15,6 +15,8 @@
 #define LOOKS_MAX 4096
 /* Questions without an answer: members have as many packets to read. */
 #define ASKED_MAX 1024
+/* Members that are asked in one go. */
+#define ASK_STEP 256
 
 void agent_forget_init(struct agent_job *job)
 {
@@ -107,13 +109,13 @@ static bool is_fresh(struct agent_tensor *tensor)
 void agent_forget_some(struct agent_job *job)
 {
 	struct agent_tensors *tensors = &job->tensors;
-	uint64_t looks;
+	uint64_t looks, n_asked = 0;
 
 	if (job->tensors.n < enough(job) || job->tensors.n_without)
 		return;
 	looks = looks_for_one(job);
 	agent_job_hold(job);
-	for (uint64_t i = 0; i < looks && may_forget(job); i++) {
+	for (uint64_t i = 0; i < looks && n_asked < ASK_STEP && may_forget(job); i++) {
 		struct agent_tensor *tensor =
 			list_first(&tensors->by_age, struct agent_tensor, age_link);
 
@@ -121,8 +123,10 @@ void agent_forget_some(struct agent_job *job)
 			break;
 		list_remove(&tensor->age_link);
 		list_push_back(&tensors->by_age, &tensor->age_link);
-		if (!tensor->asked && !is_fresh(tensor) && is_idle(tensor))
-			ask(tensor);
+		if (tensor->asked || is_fresh(tensor) || !is_idle(tensor))
+			continue;
+		ask(tensor);
+		n_asked += job->layout.n_local;
 	}
 	agent_job_release(job);
 }

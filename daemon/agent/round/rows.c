@@ -117,6 +117,7 @@ struct agent_rows *agent_rows_free(struct agent_rows *rows)
 {
 	if (!rows)
 		return NULL;
+	list_remove(&rows->jolted);
 	servers_free(rows);
 	quota_release(rows->quota, rows->charged);
 	free(rows);
@@ -354,32 +355,26 @@ static void drop_queued(struct agent_round *round, size_t server)
 	}
 }
 
-static struct agent_round *next_jolted(const struct agent_job *job)
-{
-	struct agent_round *round;
-
-	list_for_each (round, &job->rounds, job_link)
-		if (round->rows && round->rows->jolted)
-			return round;
-	return NULL;
-}
-
 void agent_rows_lost(struct agent_job *job, size_t server)
 {
+	struct list jolted = LIST_INIT(jolted);
 	struct agent_round *round;
+	struct agent_rows *rows;
 
 	if (!job->retention.keeps || job->resumption.suspended)
 		return;
 	list_for_each (round, &job->rounds, job_link) {
-		struct agent_rows *rows = round->rows;
-
+		rows = round->rows;
 		if (!rows || round->state != ROUND_MOVING || round->failure.status ||
 		    rows->agreed || server >= rows->n_servers || !rows->servers[server].in_use)
 			continue;
-		rows->servers[server].lost = rows->jolted = true;
+		rows->servers[server].lost = true;
+		list_remove(&rows->jolted);
+		list_push_back(&jolted, &rows->jolted);
 	}
-	while ((round = next_jolted(job))) {
-		round->rows->jolted = false;
+	while ((rows = list_first(&jolted, struct agent_rows, jolted))) {
+		list_remove(&rows->jolted);
+		round = rows->round;
 		/* Not finished under our feet. */
 		round->n_parts++;
 		drop_queued(round, server);

@@ -52,12 +52,12 @@ struct agent_rows {
 	size_t row_len;
 	struct quota *quota; /* the job's */
 	uint64_t charged;
-	uint64_t n_result; /* rows, once known */
-	bool repeats;	   /* some may be at servers from before */
-	bool jolted;	   /* to be looked at, as a server was lost */
-	uint64_t attempt;  /* counts, from 1 on */
-	bool has_result;   /* in the outputs, and the ledger says so */
-	bool agreeing;	   /* there is a part that says so; it is not a piece of rows */
+	uint64_t n_result;  /* rows, once known */
+	bool repeats;	    /* some may be at servers from before */
+	struct list jolted; /* to be looked at, as a server was lost */
+	uint64_t attempt;   /* counts, from 1 on */
+	bool has_result;    /* in the outputs, and the ledger says so */
+	bool agreeing;	    /* there is a part that says so; it is not a piece of rows */
 	bool agreed;
 	struct ledger_round ledger;
 	/* The task's outcome. */

@@ -34,13 +34,13 @@ static void on_released(struct agent_declaration *declaration, bool forgotten)
 		heard.n_kept[rank_of(declaration)]++;
 }
 
-static struct world *begin_with(bool can_be_asked, bool distributed)
+static struct world *begin_with(bool can_be_asked, bool distributed, unsigned max_tensors)
 {
 	struct world *world = world_new(&(struct world_options){ .n_nodes = 1,
 								 .n_local = RANKS,
 								 .no_servers = !distributed,
 								 .distributed = distributed,
-								 .max_tensors = MAX_TENSORS });
+								 .max_tensors = max_tensors });
 
 	memset(&heard, 0, sizeof(heard));
 	world_form(world);
@@ -53,7 +53,7 @@ static struct world *begin_with(bool can_be_asked, bool distributed)
 
 static struct world *begin(bool can_be_asked)
 {
-	return begin_with(can_be_asked, false);
+	return begin_with(can_be_asked, false, MAX_TENSORS);
 }
 
 static const struct agent_job *job_of_world(const struct world *world)
@@ -150,6 +150,28 @@ TEST(with_little_room_more_are_looked_at)
 		if (i == MAX_TENSORS - 7 || i == MAX_TENSORS - 4)
 			look_anew(job_of_world(world));
 	}
+}
+
+/* However many could be: members have a packet for each. */
+TEST(many_that_nobody_uses_are_asked_about_by_and_by)
+{
+	enum { MANY = 1024 };
+	_cleanup_(world_freep) struct world *world = begin_with(false, false, MANY);
+	struct agent_tensor *tensor;
+	unsigned asked;
+
+	for (unsigned i = 0; i < MANY - 2; i++)
+		(void)name_one(world, i);
+	list_for_each (tensor, &job_of_world(world)->tensors.by_age, age_link) {
+		tensor->seen = true;
+		tensor->seen_rounds = tensor->n_rounds;
+	}
+	for (unsigned i = 0; i < RANKS; i++)
+		world->ranks[i].member.unused = on_unused;
+	(void)name_one(world, MANY);
+	asked = heard.n_unused[0] + heard.n_unused[1] + heard.n_unused[2];
+	ASSERT_INT(asked, >, 0);
+	ASSERT_INT(asked, <, 256 + RANKS);
 }
 
 /* Fills the job until something is asked about. */
@@ -315,7 +337,7 @@ TEST(a_name_that_only_one_rank_has_forgotten)
 /* Nor is it known any more that ranks once waited for one another in its rounds. */
 TEST(a_name_in_which_ranks_waited_for_one_another)
 {
-	_cleanup_(world_freep) struct world *world = begin_with(true, true);
+	_cleanup_(world_freep) struct world *world = begin_with(true, true, MAX_TENSORS);
 	struct declared *tensors[2] = { world_declare(world, "a", DTYPE_FLOAT32, 1),
 					world_declare(world, "b", DTYPE_FLOAT32, 1) };
 	struct asked asked[RANKS];
