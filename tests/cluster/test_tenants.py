@@ -184,6 +184,22 @@ class Metered(Honest):
         super().__init__(cluster, layout)
 
 
+def grow(cluster, honest, alone, prepare, act, few, many, ranks, fields, name):
+    """What the control thread works for few and for many, in ms, and the longest honest round beside."""
+    took, longest = {}, 0
+    for n in few, many:
+        crowd = Crowd(cluster.daemons[0], ranks, job=f'{name}-{n}', fields=fields)
+        prepare(crowd, n)
+        began = control_ms(cluster.daemons[0])
+        rounds = honest.beside(lambda: act(crowd, n))
+        took[n] = control_ms(cluster.daemons[0]) - began - len(rounds) * alone[len(alone) // 2]
+        longest = max(longest, *rounds)
+        crowd.close()
+    print(f'  {few} of each rank: {took[few]:.0f} ms, {many}: {took[many]:.0f} ms; an honest round: {alone[-1]:.1f} ms alone, '
+          f'{longest:.1f} ms beside')
+    return took, longest
+
+
 def is_linear(prepare, act, few=FEW, many=MANY, ranks=N_RANKS, fields=None):
     """
     prepare(crowd, n) makes a crowd hold n of each rank, act(crowd, n) is what is measured, until it is dealt with: the control thread's
@@ -191,20 +207,15 @@ def is_linear(prepare, act, few=FEW, many=MANY, ranks=N_RANKS, fields=None):
     times, and an honest round beside waits for no more than a piece of it.
     """
     with Cluster(1) as cluster:
-        daemon, honest = cluster.daemons[0], Metered(cluster)
+        honest = Metered(cluster)
         alone = sorted(honest.steps(0.5))
-        took, longest = {}, 0
-        for n in few, many:
-            crowd = Crowd(daemon, ranks, job=f'crowd{n}', fields=fields)
-            prepare(crowd, n)
-            began = control_ms(daemon)
-            rounds = honest.beside(lambda: act(crowd, n))
-            took[n] = control_ms(daemon) - began - len(rounds) * alone[len(alone) // 2]
-            longest = max(longest, *rounds)
-            crowd.close()
-        print(f'  {few} of each rank: {took[few]:.0f} ms, {many}: {took[many]:.0f} ms; an honest round: {alone[-1]:.1f} ms alone, '
-              f'{longest:.1f} ms beside')
-        assert took[many] < (many / few)**1.5 * max(took[few], 10), took
+        # What is measured is the small rest of what the thread has worked in seconds: once in a while wrong, and a square always one.
+        for attempt in range(3):
+            took, longest = grow(cluster, honest, alone, prepare, act, few, many, ranks, fields, f'crowd{attempt}')
+            if took[many] < (many / few)**1.5 * max(took[few], 10):
+                break
+        else:
+            raise AssertionError(took)
         assert longest < 100 * (10 if SANITIZED else 1), (alone[-1], longest)
 
 
