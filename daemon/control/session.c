@@ -278,7 +278,7 @@ static void on_socket(struct loop_source *source, uint32_t events)
 		send_queued(session);
 		session_charge_pace(session, began_ns);
 	}
-	if (events & (EPOLLIN | EPOLLHUP | EPOLLERR))
+	if (events & (EPOLLIN | EPOLLHUP | EPOLLERR) && session->state != SESSION_CLOSED)
 		ring_work(session, SESSION_PACKETS);
 }
 
@@ -500,8 +500,13 @@ void session_close(struct session *session, const char *how)
 	session_drop_tensors(session, NULL);
 	/* What is in flight holds its own. All go at once: to find the first that is left takes as long as there are gone. */
 	for (entry = map_first(&session->memory.buffers); entry; entry = next) {
+		struct buffer *buffer = container_of(entry, struct buffer, entry);
+
 		next = map_next(&session->memory.buffers, entry);
-		session_drop_buffer(session, container_of(entry, struct buffer, entry), 0);
+		/* What is in use of others is likely to be met with holes, too. */
+		if (session->memory.has_holes && buffer->refs > 1 && !buffer->device)
+			buffer_bury(buffer, session->control->params.loop);
+		session_drop_buffer(session, buffer, 0);
 	}
 	map_done(&session->memory.buffers);
 	reap_if_over(session);
@@ -560,9 +565,12 @@ void session_release_buffer(struct session *session, uint64_t held, unsigned n_d
 static void on_hole(struct control *control, void *page)
 {
 	struct buffer *buffer = places_find(&control->buffers, page);
+	struct session *session;
 
 	if (!buffer)
 		return;
+	session = buffer->user;
+	session->memory.has_holes = true;
 	buffer_bury(buffer, control->params.loop);
 	buffer_give_back(buffer, page);
 	/* Many may have at once, and each ends by itself. */

@@ -141,6 +141,7 @@ struct session_deferred {
 struct session_memory {
 	struct map buffers; /* struct buffer by number */
 	size_t n_buffers;
+	bool has_holes;	    /* its trainer has given back pages that it shares */
 	size_t n_releasing; /* unshared, or of a closed session, and still imported by a worker */
 	struct quota quota; /* bytes mapped, and what its job's ledger takes */
 };

@@ -364,6 +364,29 @@ TEST_FOR_EACH_TRANSPORT(notices_arrive_in_order)
 	}
 }
 
+/* Of what many are told there is one block, which goes with the last of them. */
+TEST_FOR_EACH_TRANSPORT(notices_share_a_block)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_new(variant);
+	struct data_header header = { .op = DATA_MOVE, .key = 1, .len = 12000 };
+	struct block *block;
+
+	ASSERT_OK(block_new(pair->blocks, 12000, NULL, &block));
+	memset(block->data, 0x5a, 12000);
+	for (unsigned i = 0; i < 10; i++) {
+		header.round = i + 1;
+		ASSERT_OK(i % 3 ? peer_notice_block(pair->peer, &header, block)
+				: peer_notice(pair->peer, &header, block->data));
+	}
+	block_unref(block);
+	PAIR_UNTIL(pair, pair->server->n_notices == 10);
+	for (unsigned i = 0; i < 10; i++) {
+		ASSERT_EQ(pair->server->notices[i].header.round, i + 1);
+		ASSERT_EQ(pair->server->notices[i].header.len, 12000);
+		ASSERT_EQ(pair->server->notices[i].payload[0], 0x5a);
+	}
+}
+
 /* Notices that had come when each call did. */
 static unsigned notices_before[20], n_calls_in;
 

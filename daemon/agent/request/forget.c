@@ -15,8 +15,9 @@
 #define LOOKS_MAX 4096
 /* Questions without an answer: members have as many packets to read. */
 #define ASKED_MAX 1024
-/* Members that are asked in one go. */
-#define ASK_STEP 256
+/* Members that are asked in one go, but of a few tensors at least: not all that are asked about are released. */
+#define ASK_STEP    256u
+#define ASK_TENSORS 4u
 
 void agent_forget_init(struct agent_job *job)
 {
@@ -109,13 +110,13 @@ static bool is_fresh(struct agent_tensor *tensor)
 void agent_forget_some(struct agent_job *job)
 {
 	struct agent_tensors *tensors = &job->tensors;
-	uint64_t looks, n_asked = 0;
+	uint64_t looks, n_asked = 0, most = MAX(ASK_STEP, ASK_TENSORS * job->layout.n_local);
 
 	if (job->tensors.n < enough(job) || job->tensors.n_without)
 		return;
 	looks = looks_for_one(job);
 	agent_job_hold(job);
-	for (uint64_t i = 0; i < looks && n_asked < ASK_STEP && may_forget(job); i++) {
+	for (uint64_t i = 0; i < looks && n_asked < most && may_forget(job); i++) {
 		struct agent_tensor *tensor =
 			list_first(&tensors->by_age, struct agent_tensor, age_link);
 

@@ -304,7 +304,7 @@ static int check_joined(const Bps__Cluster__JobAttach *m, struct attach *attach,
 	if (!r &&
 	    (!m->resume || !m->elastic || joined->regroups == joined->job ||
 	     joined->n_old_nodes != m->n_nodes || joined->n_node_of_rank != m->size ||
-	     joined->n_stripes > PLACEMENT_STRIPES ||
+	     joined->n_stripes > PLACEMENT_STRIPES || joined->n_member_of_node > m->n_nodes ||
 	     memcmp(joined->node_of_rank, m->node_of_rank, m->size * sizeof(m->node_of_rank[0]))))
 		r = error_origin(-EPROTO);
 	if (r)
@@ -326,13 +326,21 @@ struct past {
 	struct past_node nodes[]; /* sorted */
 };
 
-static int compare_past(const void *a, const void *b)
+static int compare_id(const void *a, const void *b)
 {
 	const struct past_node *x = a, *y = b;
 
 	if (x->is_joiner != y->is_joiner)
 		return x->is_joiner - y->is_joiner;
 	return (x->id > y->id) - (x->id < y->id);
+}
+
+static int compare_past(const void *a, const void *b)
+{
+	const struct past_node *x = a, *y = b;
+	int r = compare_id(a, b);
+
+	return r ? r : (x->node > y->node) - (x->node < y->node);
 }
 
 size_t past_len(uint32_t n_nodes)
@@ -371,10 +379,13 @@ int past_find(const struct past *past, const struct join *join, uint32_t *ret_no
 		.is_joiner = !join->regroups,
 	};
 	const struct past_node *found =
-		bsearch(&key, past->nodes, past->n, sizeof(past->nodes[0]), compare_past);
+		bsearch(&key, past->nodes, past->n, sizeof(past->nodes[0]), compare_id);
 
 	if (!found)
 		return error_origin(-ENOENT);
+	/* Of several the first; there is but one, unless somebody has made that up. */
+	while (found > past->nodes && !compare_id(&found[-1], &key))
+		found--;
 	*ret_node = found->node;
 	return 0;
 }

@@ -15,30 +15,39 @@ bool move_is_current(const struct job *job, const struct data_header *header)
 }
 
 /* What nodes are told, once for all of them. NULL: there is no memory. */
-static struct block *say(struct job *job, const uint32_t *moves, size_t n,
+static struct block *say(const struct job *job, const uint32_t *moves, size_t n,
 			 const struct data_added_set *added)
 {
 	struct block *said = NULL;
 
-	if (!block_new(job->server->params.blocks, data_moves_len(n, added), job_memory(job),
-		       &said))
+	if (!block_new(job->server->params.blocks, data_moves_len(n, added), NULL, &said))
 		data_moves_encode(said->data, moves, n, added);
 	return said;
 }
 
+/*
+ * The first node of each peer gets a copy, which the peer is charged for: what the others share is there for no longer. It has to
+ * learn of it one way or the other.
+ */
 static void tell(const struct job *job, uint32_t node, struct peer *peer, struct block *said,
-		 const struct data_added_set *added)
+		 unsigned n_added, bool is_first)
 {
 	struct data_header header = {
 		.op = DATA_MOVE,
 		.job = job->number,
 		.node = node,
-		.part = added->n,
+		.part = n_added,
 		.len = said ? (uint32_t)said->len : 0,
 	};
+	int r;
 
-	/* It has to learn of it one way or the other. */
-	if (!said || peer_notice_block(peer, &header, said))
+	if (!said)
+		r = error_origin(-ENOMEM);
+	else if (is_first)
+		r = peer_notice(peer, &header, said->data);
+	else
+		r = peer_notice_block(peer, &header, said);
+	if (r)
 		peer_kill(peer, "out of memory");
 }
 
@@ -50,25 +59,27 @@ static void tell_others(struct job *job, const struct peer *except, const uint32
 	struct speakers speakers;
 
 	speakers_init(&speakers, job->n_nodes);
-	if (except)
+	/* Where each rank is a node, who has said so may speak for nodes that have not. */
+	if (except && !each)
 		(void)speakers_meet(&speakers, except);
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *node = &job->nodes[i];
+		bool is_first =
+			node->peer && !node->departed && speakers_meet(&speakers, node->peer);
 
-		/* Where each rank is a node, who has said so may speak for nodes that have not. */
-		if (node->peer && !node->departed && (each || speakers_meet(&speakers, node->peer)))
-			tell(job, i, node->peer, said, added);
+		if (node->peer && !node->departed && (each || is_first))
+			tell(job, i, node->peer, said, added->n, is_first);
 	}
 	speakers_done(&speakers);
 	(void)block_unref(said);
 }
 
-static void tell_one(struct job *job, uint32_t node, struct peer *peer, const uint32_t *moves,
+static void tell_one(const struct job *job, uint32_t node, struct peer *peer, const uint32_t *moves,
 		     size_t n)
 {
 	struct block *said = say(job, moves, n, &job->placement.added);
 
-	tell(job, node, peer, said, &job->placement.added);
+	tell(job, node, peer, said, job->placement.added.n, true);
 	(void)block_unref(said);
 }
 
@@ -159,6 +170,8 @@ static int begin_anew(struct job *old, const struct attach *attach, struct job *
 	if (r)
 		return r;
 	r = take_places(job, old);
+	if (!r && !job->forming.answer && old->forming.answer)
+		r = job_charge(job, old->forming.answer->len + past_len(old->n_nodes), failure);
 	if (r) {
 		(void)job_no_memory(job, r, failure);
 		job_retire(job, failure);

@@ -41,6 +41,7 @@ static int find_node(struct job *successor, const struct join *join, uint32_t *r
 	struct forming *forming = &successor->forming;
 	int r = 0;
 
+	assert(forming->answer);
 	if (!forming->past)
 		r = past_decode(forming->answer->data, forming->answer->len, &forming->past);
 	return r ? error_trace(r) : past_find(forming->past, join, ret_node);

@@ -486,6 +486,10 @@ TEST(a_next_run_that_cannot_be_is_refused)
 	m.n_stripes = ARRAY_SIZE(stripes);
 	far_expect(far, bring_message(far, &layout, &m), -EPROTO, text);
 	m = next_run();
+	m.member_of_node = stripes;
+	m.n_member_of_node = 3;
+	far_expect(far, bring_message(far, &layout, &m), -EPROTO, text);
+	m = next_run();
 	m.job = NEXT_RUN + 1;
 	far_expect(far, bring_message(far, &layout, &m), -EPROTO, "without number, or two");
 	kept = layout;
