@@ -3,8 +3,8 @@
  *
  *	membership	nodes of a job: joined, attached, lost, left, regrouped; servers that take over
  *	round		contributions and results: sums, rows, late ones, running sums, what is kept and offered
- *	job		the job: its tensors, its store of parts and slots, its deadlines
- *	common		what all use: who speaks for a node, messages, texts, sets, what is charged
+ *	job		the job: who speaks for its nodes, its tensors, its store of parts and slots, its deadlines
+ *	common		what all use: messages, texts, sets, what is charged
  *
  * scripts/layers has this order, and scripts/check-cycles holds it. Control thread.
  */

@@ -4,7 +4,6 @@
  * agent/request/follow.c. server.c, attach.c, leave.c and forget.c call it. Control thread only.
  */
 #include "proto/text.h"
-#include "server/common/speakers.h"
 #include "server/job/job.h"
 
 /* Rounds that were passed on last, and are not again: every node whose ranks have begun a round tells of it. */
@@ -63,15 +62,13 @@ static void tell_node(const struct job *job, uint32_t to)
 /* Tells all nodes but one, which may be NODE_NONE. Nodes of one peer are told once. */
 static void tell_all(const struct job *job, uint32_t but)
 {
-	struct speakers speakers;
+	uint64_t walk = job_peers_walk(job);
 
-	speakers_init(&speakers, job->n_nodes);
-	if (but != NODE_NONE && job->nodes[but].peer)
-		(void)speakers_meet(&speakers, job->nodes[but].peer);
+	if (but != NODE_NONE)
+		(void)job_peer_meet(job, job->nodes[but].peer, walk);
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (i != but && job->nodes[i].peer && speakers_meet(&speakers, job->nodes[i].peer))
+		if (job_peer_meet(job, job->nodes[i].peer, walk))
 			tell_node(job, i);
-	speakers_done(&speakers);
 }
 
 static uint32_t count_idle(const struct job *job, uint64_t turn)
@@ -158,20 +155,18 @@ static bool was_notified(struct job *job, const char *name, uint64_t round)
 static void pass_on(const struct job *job, uint32_t from, struct data_header *begun,
 		    const char *name)
 {
-	struct speakers speakers;
+	uint64_t walk = job_peers_walk(job);
 
-	speakers_init(&speakers, job->n_nodes);
-	(void)speakers_meet(&speakers, job->nodes[from].peer);
+	(void)job_peer_meet(job, job->nodes[from].peer, walk);
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *node = &job->nodes[i];
 
 		if (i == from || !node->following.n || !can_be_notified(node) ||
-		    !speakers_meet(&speakers, node->peer))
+		    !job_peer_meet(job, node->peer, walk))
 			continue;
 		begun->node = i;
 		peer_tell(node->peer, begun, name);
 	}
-	speakers_done(&speakers);
 }
 
 void follow_begun(struct job *job, uint32_t from, const struct data_header *header,

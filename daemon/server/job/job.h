@@ -26,7 +26,6 @@
  *	ordinal.c  operations that all ranks submit in one order: whether nodes' are the same
  *	follow.c   ranks that follow the others
  *	peers.c	   who speaks for its nodes, and is lost
- *	speakers.c  peers that speak for several nodes, and are told once
  */
 #pragma once
 
@@ -72,6 +71,7 @@ struct server {
 	struct chore join;
 	struct list to_hear; /* jobs of which peers are lost: peers.c */
 	struct chore hear;
+	uint64_t n_walks; /* job_peers_walk() */
 	uint64_t relieved_ns,
 		looked_ns; /* when jobs last ended since their peer was crowded, when that was last looked at; 0: never */
 	uint64_t

@@ -76,6 +76,21 @@ int job_peer_set(struct job *job, uint32_t node, struct peer *peer)
 	return 0;
 }
 
+uint64_t job_peers_walk(const struct job *job)
+{
+	return ++job->server->n_walks;
+}
+
+bool job_peer_meet(const struct job *job, const struct peer *peer, uint64_t walk)
+{
+	struct job_peer *met = job_peer_find(job, peer);
+
+	if (!met || met->walk == walk)
+		return false;
+	met->walk = walk;
+	return true;
+}
+
 void job_peers_done(struct job *job)
 {
 	for (uint32_t i = 0; job->nodes && i < job->n_nodes; i++)

@@ -17,6 +17,7 @@ struct job_peer {
 	uint32_t n_nodes; /* that it speaks for, */
 	uint32_t node;	  /* and the last that it has begun to speak for */
 	bool is_said;	  /* the log has that it is lost */
+	uint64_t walk;	  /* the last in which it was met */
 };
 
 /* NULL: it speaks for none of the job's nodes. */
@@ -25,6 +26,13 @@ struct job_peer *job_peer_find(const struct job *job, const struct peer *peer);
 uint32_t job_node_of(const struct job *job, const struct peer *peer);
 /* From here on peer, also one that is lost, speaks for the node; NULL: nobody does, which never fails. Returns 0, -ENOMEM or -EDQUOT. */
 int job_peer_set(struct job *job, uint32_t node, struct peer *peer);
+/*
+ * A walk over the job's nodes in which each peer is met once, however many of them it speaks for: begins one, and returns its
+ * number. Another walk may begin once this one is over.
+ */
+uint64_t job_peers_walk(const struct job *job);
+/* Whether the peer speaks for a node of the job, and is met for the first time in this walk. NULL may be given. */
+bool job_peer_meet(const struct job *job, const struct peer *peer, uint64_t walk);
 /* For all nodes nobody speaks any more: the job is to be freed. */
 void job_peers_done(struct job *job);
 /* Peers of the job are lost: it is to hear so, by and by or when it is asked for. */

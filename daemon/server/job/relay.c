@@ -3,7 +3,6 @@
  */
 #include "server/job/relay.h"
 #include "base/clock.h"
-#include "server/common/speakers.h"
 #include "server/job/job.h"
 
 bool relay_may(struct job *job, uint32_t n, uint64_t now_ns)
@@ -35,17 +34,14 @@ void relay_to_others(const struct job *job, uint32_t from, uint64_t feature,
 		     const struct data_header *notice, const void *payload)
 {
 	bool each = stragglers_any(&job->stragglers);
-	struct speakers speakers;
+	uint64_t walk = job_peers_walk(job);
 
-	speakers_init(&speakers, job->n_nodes);
-	if (!each)
-		(void)speakers_meet(&speakers, job->nodes[from].peer);
+	(void)job_peer_meet(job, job->nodes[from].peer, walk);
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *node = &job->nodes[i];
 
 		if (i != from && node->peer && !node->departed &&
-		    (each || speakers_meet(&speakers, node->peer)))
+		    (each || job_peer_meet(job, node->peer, walk)))
 			relay_to(job, i, feature, notice, payload);
 	}
-	speakers_done(&speakers);
 }

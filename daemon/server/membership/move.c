@@ -6,7 +6,6 @@
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "server/common/speakers.h"
 #include "server/job/job.h"
 
 bool move_is_current(const struct job *job, const struct data_header *header)
@@ -26,8 +25,8 @@ static struct block *say(const struct job *job, const uint32_t *moves, size_t n,
 }
 
 /*
- * The first node of each peer gets a copy, which the peer is charged for: what the others share is there for no longer. It has to
- * learn of it one way or the other.
+ * The first node of each peer gets a copy, which the peer is charged for: the block that its other nodes share is there for no
+ * longer. A peer has to learn of the move one way or the other: without memory by being lost.
  */
 static void tell(const struct job *job, uint32_t node, struct peer *peer, struct block *said,
 		 unsigned n_added, bool is_first)
@@ -56,21 +55,21 @@ static void tell_others(struct job *job, const struct peer *except, const uint32
 {
 	struct block *said = say(job, moves, n, added);
 	bool each = stragglers_any(&job->stragglers);
-	struct speakers speakers;
+	uint64_t walk = job_peers_walk(job);
 
-	speakers_init(&speakers, job->n_nodes);
 	/* Where each rank is a node, who has said so may speak for nodes that have not. */
-	if (except && !each)
-		(void)speakers_meet(&speakers, except);
+	if (!each)
+		(void)job_peer_meet(job, except, walk);
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *node = &job->nodes[i];
-		bool is_first =
-			node->peer && !node->departed && speakers_meet(&speakers, node->peer);
+		bool is_first;
 
-		if (node->peer && !node->departed && (each || is_first))
+		if (!node->peer || node->departed)
+			continue;
+		is_first = job_peer_meet(job, node->peer, walk);
+		if (each || is_first)
 			tell(job, i, node->peer, said, added->n, is_first);
 	}
-	speakers_done(&speakers);
 	(void)block_unref(said);
 }
 
@@ -136,7 +135,6 @@ static int take_places(struct job *job, struct job *old)
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *from = &old->nodes[i];
 		struct job_node *to = &job->nodes[i];
-
 		int r = job_peer_set(job, i, from->peer);
 
 		if (r)
