@@ -20,7 +20,7 @@
 /* A trainer that was killed hangs up a moment before it is dead; so long we wait to say which of the two it was. */
 #define DEATH_WAIT_NS (50 * NSEC_PER_MSEC)
 
-/* Each is looked for among all buffers. */
+/* Pages that were given back are taken so many in one go: each may be of another session. */
 #define HOLES_BATCH 16
 /* So many packets that have waited are sent in one go. */
 #define SENT_BATCH 16
@@ -503,7 +503,7 @@ void session_close(struct session *session, const char *how)
 		struct buffer *buffer = container_of(entry, struct buffer, entry);
 
 		next = map_next(&session->memory.buffers, entry);
-		/* What is in use of others is likely to be met with holes, too. */
+		/* Others that are in use are likely to have holes, too. */
 		if (session->memory.has_holes && buffer->refs > 1 && !buffer->device)
 			buffer_bury(buffer, session->control->params.loop);
 		session_drop_buffer(session, buffer, 0);

@@ -369,6 +369,7 @@ void agent_rows_lost(struct agent_job *job, size_t server)
 		    rows->agreed || server >= rows->n_servers || !rows->servers[server].in_use)
 			continue;
 		rows->servers[server].lost = true;
+		/* Out of an outer call's list, if the loss of another server has led here. */
 		list_remove(&rows->jolted);
 		list_push_back(&jolted, &rows->jolted);
 	}

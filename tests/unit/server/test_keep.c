@@ -97,20 +97,29 @@ static uint64_t n_summed(struct far *far)
 	return jobs[0].rounds;
 }
 
+/* A tensor of two nodes, of which both have had the result of round 1. Returns its key. */
+static uint64_t have_first(struct far *far, struct layout *layout)
+{
+	struct asked *a, *b;
+	uint64_t key;
+
+	far_form(far, layout);
+	key = far_tensor(far, layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
+	a = push(far, 0, layout, key, 1, 0, 0);
+	far_expect_waiting(far, a);
+	b = push(far, 1, layout, key, 1, 1, 0);
+	expect_result(far, a, 3, 1);
+	expect_result(far, b, 3, 1);
+	return key;
+}
+
 TEST(a_node_that_is_back_gets_the_result_that_is_there)
 {
 	_cleanup_(far_freep) struct far *far = far_new(NULL);
 	struct layout layout = kept_layout(2);
+	uint64_t key = have_first(far, &layout);
 	struct asked *a, *b;
-	uint64_t key;
 
-	far_form(far, &layout);
-	key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
-	a = push(far, 0, &layout, key, 1, 0, 0);
-	far_expect_waiting(far, a);
-	b = push(far, 1, &layout, key, 1, 1, 0);
-	expect_result(far, a, 3, 1);
-	expect_result(far, b, 3, 1);
 	/* Its answer may have been lost with it. */
 	far_lose(far, 1);
 	far_expect(far, far_attach(far, 2, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
@@ -131,15 +140,8 @@ TEST(a_node_that_attaches_again_gets_the_result_that_is_there)
 {
 	_cleanup_(far_freep) struct far *far = far_new(NULL);
 	struct layout layout = kept_layout(2);
-	struct asked *a, *b;
-	uint64_t key;
+	uint64_t key = have_first(far, &layout);
 
-	far_form(far, &layout);
-	key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
-	a = push(far, 0, &layout, key, 1, 0, 0);
-	b = push(far, 1, &layout, key, 1, 1, 0);
-	expect_result(far, a, 3, 1);
-	expect_result(far, b, 3, 1);
 	far_expect(far, far_attach(far, 1, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
 	expect_result(far, push(far, 1, &layout, key, 1, 1, 0), 3, 1);
 	ASSERT_EQ(n_summed(far), 1);
