@@ -175,6 +175,45 @@ class Sample:
                 for mine, others in ((self.anon, base.anon), (self.shared, base.shared), (self.fds, base.fds))]
 
 
+class Ledger:
+    """What daemons have grown by since a Sample, beside what they charge for more than then. Each look takes some time of the
+    processor, so there are two a second; none with sanitizers, which keep what is freed."""
+
+    PERIOD = 0.5
+
+    def __init__(self, world, base):
+        self.world, self.base, self.beyonds = world, base, []
+        self.at_base = None if SANITIZED else self.charged()
+        self.most = [0] * len(world.daemons)
+        self.next = time.monotonic()
+
+    def charged(self):
+        """Bytes that each daemon says it holds for others; None when one does not answer."""
+        try:
+            return [int(daemon.ctl('status').get('bytes_held', 0)) for daemon in self.world.daemons]
+        except (AssertionError, ValueError, OSError):
+            return None
+
+    def look(self):
+        """Memory first: what comes between the two is charged. What is given back is charged to nobody some time before it has gone:
+        so the most that was charged until now counts."""
+        if time.monotonic() < self.next or not self.at_base:
+            return
+        grown, charged = Sample(self.world).more(self.base)[0], self.charged()
+        if charged:
+            self.most = [max(most, now - then) for most, now, then in zip(self.most, charged, self.at_base)]
+            self.beyonds.append([more - most for more, most in zip(grown, self.most)])
+        self.next = time.monotonic() + self.PERIOD
+
+    def most_charged(self):
+        return max(self.most)
+
+    def beyond(self):
+        """The most by which a daemon had grown more than it charged, at two looks on end: what was charged and given back between
+        two looks may be seen at one."""
+        return max([0, *(min(pair) for before, now in zip(self.beyonds, self.beyonds[1:]) for pair in zip(before, now))])
+
+
 class Run:
     def __init__(self, args):
         self.args, self.phase = args, 0
@@ -252,25 +291,24 @@ class Run:
         fair = self.beside_greedy(len(names), args.quiet)
         self.settle(None)
         base = Sample(self.world)
-        held, charged, attackers, broken = [], [], [], []
-        late = time.monotonic() + 0.8 * one['seconds']
+        held, attackers, broken = [], [], []
+        ledger = Ledger(self.world, base)
 
         def watch():
             held.append(Sample(self.world).over(base))
-            if not charged and time.monotonic() > late:
-                charged.append(self.charged())
+            ledger.look()
 
         def end():
             if one['restart']:
                 self.world.restart_node()
                 self.lasts(one['seconds'] / 2)
-            row['held'] = max(charged + [self.charged()], key=lambda n: -1 if n is None else n)
             broken.extend(self.end(attackers, one))
         beside = self.timed(one['seconds'], watch, lambda: attackers.extend(self.start(one)), end)
         row['actions'] = self.actions(one)
         row.update(quiet=quiet, fair=fair, beside=beside)
         row['logged'] = Sample(self.world).logged - base.logged
         row['grown'] = [max(sample[i] for sample in held) for i in range(3)] if held else [0, 0, 0]
+        row['charged'], row['beyond'] = ledger.most_charged(), ledger.beyond()
         row['kept'] = self.settle(base)
         row['kept by each'] = Sample(self.world).more(base)
         row['busy'] = self.beside_busy(len(names), args.quiet)
@@ -316,13 +354,6 @@ class Run:
         with open(self.trail(one), errors='replace') as file:
             return sum(1 for _ in file)
 
-    def charged(self):
-        """Bytes that the daemons say they hold for others, of whichever holds most; None when they do not answer."""
-        try:
-            return max(int(daemon.ctl('status').get('bytes_held', 0)) for daemon in self.world.daemons)
-        except (AssertionError, ValueError, OSError):
-            return None
-
     def settle(self, base):
         """After the attackers: what is kept of memory and descriptors once it does not get less. base None: just waits for it to hold still."""
         seconds = 15 if base else 2
@@ -365,8 +396,8 @@ class Run:
             row['unfair'].append(f'the measured job did {beside["rate"]:.0f} rounds a second; {fair["rate"]:.0f} beside greedy ones, '
                                  f'{busy["rate"]:.0f} beside who computes, {quiet["rate"]:.0f} alone; and of what the daemon did '
                                  f'{row["part"]:.2f} of its fair part')
-        if row['held'] is not None and row['grown'][0] > row['held'] + args.slack * MEMORY and not SANITIZED:
-            say(f'a daemon grew by {row["grown"][0] / MIB:.0f} MiB, and charges {row["held"] / MIB:.0f}')
+        if row['beyond'] > args.slack * MEMORY:
+            say(f'a daemon grew by {row["beyond"] / MIB:.0f} MiB more than it charges')
         if not SANITIZED and row['kept'][0] > MEMORY or row['kept'][1] > MEMORY:
             say(f'{row["kept"][0] / MIB:.0f} MiB of its own and {row["kept"][1] / MIB:.0f} shared were not given back; by each: ' +
                 ', '.join(f'{daemon.name} {n / MIB:.0f}' for daemon, n in zip(self.world.daemons, row['kept by each'][0])))
@@ -392,15 +423,15 @@ def again(args, one):
     return ' '.join([*words, f'--phase {one["number"]}'])
 
 
-HEAD = f'{"attack":44}{"n":>3}{"actions":>9}{"longest":>9}{"alone":>7}{"share":>7}{"part":>7}{"grown":>8}{"held":>8}{"kept":>6}{"fds":>6}{"kept":>6}{"log KiB":>8}'
+HEAD = f'{"attack":44}{"n":>3}{"actions":>9}{"longest":>9}{"alone":>7}{"share":>7}{"part":>7}{"grown":>8}{"charged":>9}{"beyond":>7}{"kept":>6}{"fds":>6}{"kept":>6}{"log KiB":>8}'
 
 
 def line(row):
     def mib(n):
         return '-' if n is None else f'{n / MIB:.0f}'
     return (f'{"+".join(row["attacks"]):44.44}{row["n"]:>3}{row["actions"]:>9}{row["beside"]["longest"] * 1000:>9.1f}'
-            f'{row["quiet"]["longest"] * 1000:>7.1f}{row["share"]:>7.2f}{row["part"]:>7.2f}{mib(row["grown"][0]):>8}{mib(row["held"]):>8}'
-            f'{mib(row["kept"][0]):>6}{row["grown"][2]:>6}{row["kept"][2]:>6}{row["logged"] >> 10:>8}  {"FAILED" if row["failed"] else ""}')
+            f'{row["quiet"]["longest"] * 1000:>7.1f}{row["share"]:>7.2f}{row["part"]:>7.2f}{mib(row["grown"][0]):>8}{mib(row["charged"]):>9}'
+            f'{mib(row["beyond"]):>7}{mib(row["kept"][0]):>6}{row["grown"][2]:>6}{row["kept"][2]:>6}{row["logged"] >> 10:>8}  {"FAILED" if row["failed"] else ""}')
 
 
 def told(world):
