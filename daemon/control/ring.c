@@ -16,6 +16,9 @@
 
 /* Ring entries taken of one session; then that of another job has its turn. */
 #define RING_BATCH 16
+/* Requests that a session has open: from so many on, a turn of the loop takes no more than so many entries of it. */
+#define RING_DEPTH	256
+#define RING_DEPTH_MORE 128
 /* So long in all, until others that the loop serves have theirs. */
 #define RING_TURN_NS (250 * NSEC_PER_USEC)
 /* Packets taken of one session; then another has its turn. */
@@ -682,19 +685,25 @@ static bool has_entries(const struct session *session)
 	return atomic_load_explicit(&header->tail, memory_order_acquire) != session->ring.head;
 }
 
-/* Sessions that do not ring, but for this one, get their turn if they have entries. Returns whether any has. */
-static bool look(struct control *control, const struct session *but)
+/* Sessions that do not ring get their turn if they have entries. Returns whether any has. */
+static bool look(struct control *control)
 {
 	struct session *session, *next;
 	bool found = false;
 
 	list_for_each_safe (session, next, &control->awake, ring.awake) {
-		if (session == but || session->turn.rung || !has_entries(session))
+		if (session->turn.rung || !has_entries(session))
 			continue;
 		ring_work(session, SESSION_ENTRIES);
 		found = true;
 	}
 	return found;
+}
+
+/* What it has begun goes before what is new: thousands of rounds that are all half done do not fit into the caches. */
+static bool is_deep(const struct session *session)
+{
+	return session->n_pending >= RING_DEPTH;
 }
 
 /*
@@ -709,24 +718,23 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 	size_t n;
 
 	session->turn.work &= ~(unsigned)SESSION_ENTRIES;
-	control->taken = session;
+	list_remove(&session->ring.awake);
 	do {
 		n = drain(session, RING_BATCH);
 		now_ns = clock_now_ns();
 	} while (n == RING_BATCH && now_ns < until_ns && !control->rings.n &&
-		 !look(control, session));
-	control->taken = NULL;
+		 (!is_deep(session) || session->ring.head - head < RING_DEPTH_MORE) &&
+		 !look(control));
 	if (session->ring.head != head)
 		pace_jobs_note(&control->pace_jobs, flow, now_ns);
-	if (session->ring.stalled || session->ring.held)
-		list_remove(&session->ring.awake);
 	if (session->ring.stalled || session->ring.held || session->state != SESSION_OPEN)
 		return now_ns;
-	if (n == RING_BATCH || session->ring.yields) {
+	if (n == RING_BATCH && is_deep(session)) {
+		list_push_back(&control->deep, &session->ring.awake);
+	} else if (n == RING_BATCH || session->ring.yields) {
 		ring_work(session, SESSION_ENTRIES);
 	} else if (control->params.spin_ns || loop_lingers(control->params.loop)) {
-		if (!list_linked(&session->ring.awake))
-			list_push_back(&control->awake, &session->ring.awake);
+		list_push_back(&control->awake, &session->ring.awake);
 	} else if (arm(session)) {
 		ring_work(session, SESSION_ENTRIES);
 	}
@@ -747,11 +755,23 @@ static uint64_t take_turn(struct session *session, uint64_t now_ns, uint64_t unt
 						    : clock_now_ns();
 }
 
+/* Deep sessions have had their batch of the turn before. */
+static void ring_deep(struct control *control)
+{
+	struct session *session;
+
+	while ((session = list_first(&control->deep, struct session, ring.awake))) {
+		list_remove(&session->ring.awake);
+		ring_work(session, SESSION_ENTRIES);
+	}
+}
+
 static void on_drain(struct mail *mail)
 {
 	struct control *control = container_of(mail, struct control, drain);
 	uint64_t now_ns = clock_now_ns(), from_ns = now_ns, until_ns = now_ns + RING_TURN_NS;
 
+	ring_deep(control);
 	while (control->rings.n && now_ns < until_ns) {
 		struct session *session = fair_pop(&control->rings).item;
 		uint64_t flow = session->turn.flow, began_ns = now_ns;
@@ -762,7 +782,7 @@ static void on_drain(struct mail *mail)
 	}
 	control->watch.took_ns += now_ns - from_ns;
 	/* All else that the loop has now has a piece of the turn before. */
-	control->drain_posted = control->rings.n;
+	control->drain_posted = control->rings.n || !list_empty(&control->deep);
 	if (control->drain_posted)
 		loop_yield(control->params.loop, &control->drain);
 	else
@@ -773,7 +793,7 @@ static bool on_look(struct loop_watch *watch)
 {
 	struct control *control = container_of(watch, struct control, watch);
 
-	return look(control, control->taken) || control->rings.n;
+	return look(control) || control->rings.n;
 }
 
 static bool on_rest(struct loop_watch *watch)
@@ -790,6 +810,7 @@ static bool on_rest(struct loop_watch *watch)
 void ring_watch(struct control *control)
 {
 	list_init(&control->awake);
+	list_init(&control->deep);
 	paces_init(&control->paces, control->params.loop, on_pace);
 	control->drain.run = on_drain;
 	control->watch = (struct loop_watch){ .look = on_look, .rest = on_rest };

@@ -49,8 +49,8 @@ struct control {
 	struct mail drain; /* takes some of them */
 	bool drain_posted;
 	struct loop_watch watch;
+	struct list deep;  /* sessions with many requests open, which wait for the next drain */
 	struct list awake; /* sessions whose rings the loop looks at by itself, before it sleeps */
-	const struct session *taken; /* whose entries are being taken; or NULL */
 	char packet[FRAME_MAX];
 };
 
@@ -112,7 +112,7 @@ struct session_ring {
 	bool stalled;			   /* an entry waits for what comes behind it */
 	bool held;			   /* or for a packet that waits for the pace of its user */
 	bool yields;			   /* the turn is over */
-	struct list awake;		   /* in control->awake: not armed */
+	struct list awake;		   /* in control->awake, or ->deep: not armed */
 	struct session_request **requests; /* SHM_SLOTS entries, made as used, in bulk */
 	struct bulk bulk;
 };

@@ -942,6 +942,40 @@ TEST(a_request_behind_a_full_ring_waits_for_turns)
 	ring_close(&ring);
 }
 
+/* A rank that is far ahead: from 256 open requests on, a turn takes 128 more, and whatever else the loop has does not give way to these. */
+TEST(what_has_begun_goes_before_what_is_new)
+{
+	enum { N = 1000, DEPTH = 256, ONCE = 128 };
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	struct ring ring;
+	uint32_t slots[N];
+	size_t n = 0;
+
+	ring_open(&ring, 2);
+	for (uint32_t i = 0; i < N; i++) {
+		entry.round = i + 1;
+		slots[i] = trainer_post(&ring.trainers[0], &entry);
+	}
+	while (n < N) {
+		size_t before = n;
+
+		ASSERT_OK(loop_turn(ring.door->loop, 1000));
+		n = control_pending(ring.door->control);
+		ASSERT_TRUE(n > before);
+		/* In the first turn entries are taken for the doorbell, and at its end. */
+		ASSERT_TRUE(before < DEPTH ? n < DEPTH + 2 * ONCE : n <= before + ONCE);
+		ASSERT_TRUE(n < DEPTH || !loop_is_wanted(ring.door->loop));
+	}
+	for (uint32_t i = 0; i < N; i++) {
+		entry.round = i + 1;
+		ASSERT_EQ(trainer_wait(&ring.trainers[1], trainer_post(&ring.trainers[1], &entry),
+				       NULL),
+			  0);
+		ASSERT_EQ(trainer_wait(&ring.trainers[0], slots[i], NULL), 0);
+	}
+	ring_close(&ring);
+}
+
 /* A session that is cut off asks for nothing any more, whatever was to follow its entries. */
 TEST(a_request_behind_an_entry_that_ends_the_session_is_not_taken)
 {
