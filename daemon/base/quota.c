@@ -53,9 +53,7 @@ uint64_t quota_available(const struct quota *quota)
 /* What the quota has of its parent, this amount too, against what is left there. */
 static bool quota_is_fair(const struct quota *quota, uint64_t amount)
 {
-	uint64_t own = quota->batch
-			       ? atomic_load_explicit(&quota->taken, memory_order_relaxed) + amount
-			       : quota_used(quota);
+	uint64_t own = quota_taken(quota) + (quota->batch ? amount : 0);
 
 	return !has_share(quota) || own <= share_of_available(quota);
 }
@@ -65,7 +63,7 @@ static int parent_charge(struct quota *quota, uint64_t amount)
 	return quota_is_fair(quota, amount) ? quota_charge(quota->parent, amount) : QUOTA_E_FULL;
 }
 
-/* Two threads that come to the end of a batch at once take one each. */
+/* Two threads that come to the end of a batch at once take one each. Where a batch is too much, what is missing may not be. */
 static int batch_take(struct quota *quota)
 {
 	uint64_t taken = atomic_load_explicit(&quota->taken, memory_order_relaxed);
@@ -74,23 +72,29 @@ static int batch_take(struct quota *quota)
 	if (likely(used <= taken))
 		return 0;
 	amount = align_up(used - taken, quota->batch);
-	if (parent_charge(quota, amount))
-		return QUOTA_E_FULL;
+	if (parent_charge(quota, amount)) {
+		amount = used - taken;
+		if (parent_charge(quota, amount))
+			return QUOTA_E_FULL;
+	}
 	(void)atomic_fetch_add_explicit(&quota->taken, amount, memory_order_relaxed);
 	return 0;
 }
 
+/* All of it, when nothing is charged. Who charges meanwhile may have that back with the next charge only. */
 static void batch_give(struct quota *quota)
 {
-	uint64_t taken = atomic_load_explicit(&quota->taken, memory_order_relaxed);
-	uint64_t used = quota_used(quota), amount;
+	uint64_t taken = atomic_load_explicit(&quota->taken, memory_order_relaxed), amount;
 
-	if (likely(taken < used + 2 * quota->batch))
-		return;
-	amount = (taken - used) / quota->batch * quota->batch - quota->batch;
-	if (atomic_compare_exchange_strong_explicit(&quota->taken, &taken, taken - amount,
-						    memory_order_relaxed, memory_order_relaxed))
-		quota_release(quota->parent, amount);
+	do {
+		uint64_t used = quota_used(quota);
+
+		if (likely(used ? taken < used + 2 * quota->batch : !taken))
+			return;
+		amount = used ? (taken - used) / quota->batch * quota->batch - quota->batch : taken;
+	} while (!atomic_compare_exchange_weak_explicit(
+		&quota->taken, &taken, taken - amount, memory_order_relaxed, memory_order_relaxed));
+	quota_release(quota->parent, amount);
 }
 
 int quota_charge(struct quota *quota, uint64_t amount)
@@ -136,6 +140,12 @@ void quota_done(struct quota *quota)
 uint64_t quota_used(const struct quota *quota)
 {
 	return atomic_load_explicit(&quota->used, memory_order_relaxed);
+}
+
+uint64_t quota_taken(const struct quota *quota)
+{
+	return quota->batch ? atomic_load_explicit(&quota->taken, memory_order_relaxed)
+			    : quota_used(quota);
 }
 
 /* -- Memory that knows who is charged for it --------------------------------------------------- */

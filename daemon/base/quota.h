@@ -19,7 +19,10 @@ struct quota {
 	 * parent that has a share itself, what is left is what it may still take.
 	 */
 	unsigned share;
-	/* Taken from the parent at a time, a power of two: who charges often does not meet others there. 0: as it is charged. */
+	/*
+	 * Taken from the parent at a time, a power of two, where there is so much: who charges often does not meet others
+	 * there. Nothing is, while nothing is charged. 0: as it is charged.
+	 */
 	uint64_t batch;
 	_Atomic uint64_t taken; /* with a batch: of the parent */
 };
@@ -31,6 +34,8 @@ void quota_done(struct quota *quota);
 int quota_charge(struct quota *quota, uint64_t amount);
 void quota_release(struct quota *quota, uint64_t amount);
 uint64_t quota_used(const struct quota *quota);
+/* What it has of its parent: with a batch, more. */
+uint64_t quota_taken(const struct quota *quota);
 /* What may still be charged, as far as its own limit and its share say. */
 uint64_t quota_available(const struct quota *quota);
 

@@ -6,6 +6,9 @@
 
 #include <pthread.h>
 
+/* Of contributions, which are many. */
+#define JOB_QUOTA_BATCH (UINT64_C(16) << 10)
+
 struct job_quota {
 	struct quota quota;
 	struct list link; /* in spare while no job has it */
@@ -36,6 +39,7 @@ struct quota *job_quota_take(uint64_t limit, struct quota *parent)
 		if (!found)
 			return NULL;
 		quota_init(&found->quota, limit, parent);
+		found->quota.batch = JOB_QUOTA_BATCH;
 	}
 	found->quota.limit = limit;
 	return &found->quota;

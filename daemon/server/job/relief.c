@@ -93,7 +93,7 @@ static struct holders holders_of(struct server *server, const struct peer *peer)
 							      : job->owner.user,
 			.held = quota_used(job->memory.quota),
 		};
-		all.held += holder->held;
+		all.held += quota_taken(job->memory.quota);
 		all.n++;
 	}
 	return all;

@@ -5,6 +5,7 @@
 #include "base/memory/account.h"
 #include "base/memory/bulk.h"
 #include "test.h"
+#include <pthread.h>
 #include <stdio.h>
 
 static struct accounts accounts;
@@ -249,6 +250,39 @@ TEST(a_batch_is_taken_from_the_parent_and_given_back)
 	quota_release(&child, 9200);
 	ASSERT_TRUE(quota_used(&parent) >= 500 && quota_used(&parent) <= 2500);
 	quota_release(&child, 500);
+	ASSERT_EQ(quota_used(&parent), 0);
+	/* Where there is no batch any more, what is missing is all that is taken. */
+	ASSERT_OK(quota_charge(&parent, 9000));
+	ASSERT_OK(quota_charge(&child, 1240));
+	ASSERT_EQ(quota_used(&parent), 10240);
+	ASSERT_EQ(quota_charge(&child, 1), QUOTA_E_FULL);
+	quota_release(&child, 1240);
+	ASSERT_EQ(quota_used(&parent), 9000);
 	quota_done(&child);
+}
+
+static void *charge_and_release(void *arg)
+{
+	struct quota *quota = arg;
+
+	for (unsigned i = 0; i < 20000; i++)
+		if (!quota_charge(quota, 700))
+			quota_release(quota, 700);
+	return NULL;
+}
+
+TEST(nothing_is_taken_while_nothing_is_charged)
+{
+	pthread_t threads[4];
+	struct quota parent, child;
+
+	quota_init(&parent, 4096, NULL);
+	quota_init(&child, UINT64_MAX, &parent);
+	child.batch = 1024;
+	for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
+		ASSERT_OK(pthread_create(&threads[i], NULL, charge_and_release, &child));
+	for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
+		ASSERT_OK(pthread_join(threads[i], NULL));
+	ASSERT_EQ(quota_used(&child), 0);
 	ASSERT_EQ(quota_used(&parent), 0);
 }
