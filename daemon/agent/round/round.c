@@ -57,7 +57,9 @@ static void round_unlink(struct agent_round *round)
 	list_remove(&round->link);
 	list_remove(&round->job_link);
 	agent_schedule_remove(round);
-	list_remove(&round->device_link);
+	/* On a line of the cache that nothing else looks at here. */
+	if (round->on_device)
+		list_remove(&round->device_link);
 	job_of(round)->n_open_rounds--;
 	round->counts = held_free(round->counts);
 }

@@ -6,12 +6,6 @@
 
 #include "base/error.h"
 
-static bool is_before(const struct order_item *a, const struct order_item *b)
-{
-	return a->priority > b->priority ||
-	       (a->priority == b->priority && a->sequence < b->sequence);
-}
-
 /* The line */
 
 static _cold_ int line_grow(struct order *order)
@@ -57,14 +51,14 @@ static void heap_sift(struct order *order, struct order_item item, size_t i)
 {
 	struct order_item *heap = order->heap;
 
-	for (; i > 0 && is_before(&item, &heap[(i - 1) / 2]); i = (i - 1) / 2)
+	for (; i > 0 && order_is_before(&item, &heap[(i - 1) / 2]); i = (i - 1) / 2)
 		heap[i] = heap[(i - 1) / 2];
 	for (;;) {
 		size_t child = 2 * i + 1;
 
-		if (child + 1 < order->n_heap && is_before(&heap[child + 1], &heap[child]))
+		if (child + 1 < order->n_heap && order_is_before(&heap[child + 1], &heap[child]))
 			child++;
-		if (child >= order->n_heap || !is_before(&heap[child], &item))
+		if (child >= order->n_heap || !order_is_before(&heap[child], &item))
 			break;
 		heap[i] = heap[child];
 		i = child;
@@ -80,28 +74,21 @@ static void heap_remove_at(struct order *order, size_t i)
 		heap_sift(order, last, i);
 }
 
-/* Whether the first of all is the heap's. Not empty. */
-static bool heap_is_first(const struct order *order)
-{
-	return order->n_heap &&
-	       (!order->n_line || is_before(&order->heap[0], order_in_line(order, 0)));
-}
-
 /* Both */
 
 /*
  * Behind the last of the line, or in front of its first; what belongs in its midst is the heap's.
  */
-int order_push(struct order *order, const struct order_item *item)
+int order_insert(struct order *order, const struct order_item *item)
 {
 	int r;
 
-	if (!order->n_line || !is_before(item, order_in_line(order, order->n_line - 1))) {
+	if (!order->n_line || !order_is_before(item, order_in_line(order, order->n_line - 1))) {
 		r = line_reserve(order);
 		if (r)
 			return error_trace(r);
 		*order_in_line(order, order->n_line++) = *item;
-	} else if (is_before(item, order_in_line(order, 0)) && !line_reserve(order)) {
+	} else if (order_is_before(item, order_in_line(order, 0)) && !line_reserve(order)) {
 		order->first--;
 		order->n_line++;
 		*order_in_line(order, 0) = *item;
@@ -115,18 +102,11 @@ int order_push(struct order *order, const struct order_item *item)
 	return 0;
 }
 
-const struct order_item *order_first(const struct order *order)
-{
-	if (!order->n)
-		return NULL;
-	return heap_is_first(order) ? &order->heap[0] : order_in_line(order, 0);
-}
-
-struct order_item order_pop(struct order *order)
+struct order_item order_take(struct order *order)
 {
 	const struct order_item item = *order_first(order);
 
-	if (heap_is_first(order)) {
+	if (order_first(order) == order->heap) {
 		heap_remove_at(order, 0);
 	} else {
 		order->first++;

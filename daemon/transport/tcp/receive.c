@@ -69,7 +69,7 @@ static void fetch_call(const struct call *call)
 	for (size_t i = 0; i < CALL_SOON; i += CACHE_LINE / sizeof(call->soon[0]))
 		__builtin_prefetch(&call->soon[i]);
 	fetch_to_write(&call->answer, sizeof(call->answer));
-	__builtin_prefetch(&call->message.lane);
+	__builtin_prefetch(&call->message.lane, 1);
 	__builtin_prefetch(&call->link, 1);
 	__builtin_prefetch(&call->state);
 }
