@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Many small tensors beside the same bytes as one tensor, in turns: on a shaped cluster, over loopback, on one machine."""
+"""Many small tensors beside the same bytes as one tensor, in turns: on a shaped cluster, over loopback, with servers of their own and without, on one machine."""
 from harness import *
 
 MORE = 4  # rounds by which one run is longer than the other
@@ -48,6 +48,8 @@ def main():
         measure(options, report, f'{n} nodes + {n} spare servers at {options.rate}', cluster, (1,) * n, 1.5, prefix)
     with Cluster(2, 2, colocated=False) as cluster:
         measure(options, report, '2 nodes + 2 servers on loopback', cluster, (1, 1))
+    with Cluster(2) as cluster:
+        measure(options, report, '2 nodes on loopback, each a server of both', cluster, (1, 1))
     with Cluster(1) as cluster:
         measure(options, report, '2 ranks of one machine', cluster, (2,))
     report.close()
