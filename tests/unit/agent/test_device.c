@@ -173,3 +173,31 @@ TEST(a_rank_that_leaves_dies_before_its_request_has_ended)
 	agent_abandon(&scene->world->ranks[0].member, "died");
 	end(scene);
 }
+
+/* Of an elastic job: the round waits for memory of the rank that leaves, and goes on by the processor, without the rank. */
+TEST(a_round_waits_for_no_device_of_a_rank_that_has_left)
+{
+	_cleanup_(scene_freep) struct scene *scene = scene_new(2, 1);
+	struct asked *asked = scene->asked;
+	char *data = scene->device[1]->data;
+
+	asked[0] =
+		asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->host[0], N, scene->host[0], N);
+	asked[1] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, data, N, data, N);
+	asked[1].base.input_device = asked[1].base.output_device = scene->device[1];
+	gpu_double_hold_imports(scene->gpu, true);
+	for (uint32_t i = 0; i < 2; i++)
+		asked_submit(&asked[i], &scene->tensor[i], 1);
+	ASSERT_TRUE(!asked[0].done && !asked[1].done);
+	agent_leave(&scene->world->ranks[1].member);
+	for (uint64_t round = 1; round <= 3; round++) {
+		if (round > 1)
+			asked_submit(&asked[0], &scene->tensor[0], round);
+		/* Now the memory is there, or will never be: who waits for it looks again. */
+		if (round == 2)
+			gpu_double_fail_imports(scene->gpu);
+		WORLD_UNTIL(scene->world, asked[0].done);
+		ASSERT_EQ(asked[0].failure.status, 0);
+		asked[0].done = false;
+	}
+}
