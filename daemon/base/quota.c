@@ -24,7 +24,8 @@ static void quota_release_one(struct quota *quota, uint64_t amount)
 {
 	_unused_ uint64_t used;
 
-	used = atomic_fetch_sub_explicit(&quota->used, amount, memory_order_relaxed);
+	/* After all that others have taken for what they have released: batch_give(). */
+	used = atomic_fetch_sub_explicit(&quota->used, amount, memory_order_acq_rel);
 	assert(used >= amount);
 }
 
@@ -81,7 +82,7 @@ static int batch_take(struct quota *quota)
 	return 0;
 }
 
-/* All of it, when nothing is charged. Who charges meanwhile may have that back with the next charge only. */
+/* All of it, when nothing is charged. What is charged meanwhile is taken again. */
 static void batch_give(struct quota *quota)
 {
 	uint64_t taken = atomic_load_explicit(&quota->taken, memory_order_relaxed), amount;
@@ -95,6 +96,9 @@ static void batch_give(struct quota *quota)
 	} while (!atomic_compare_exchange_weak_explicit(
 		&quota->taken, &taken, taken - amount, memory_order_relaxed, memory_order_relaxed));
 	quota_release(quota->parent, amount);
+	/* Where the parent has no room for it, with the next charge. */
+	if (taken == amount && unlikely(quota_used(quota)))
+		(void)batch_take(quota);
 }
 
 int quota_charge(struct quota *quota, uint64_t amount)
@@ -108,8 +112,11 @@ int quota_charge(struct quota *quota, uint64_t amount)
 	if (!quota->parent)
 		return 0;
 	r = quota->batch ? batch_take(quota) : parent_charge(quota, amount);
-	if (r)
-		quota_release_one(quota, amount);
+	if (!r)
+		return 0;
+	quota_release_one(quota, amount);
+	if (quota->batch)
+		batch_give(quota);
 	return r;
 }
 

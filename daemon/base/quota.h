@@ -34,7 +34,7 @@ void quota_done(struct quota *quota);
 int quota_charge(struct quota *quota, uint64_t amount);
 void quota_release(struct quota *quota, uint64_t amount);
 uint64_t quota_used(const struct quota *quota);
-/* What it has of its parent: with a batch, more. */
+/* What it has of its parent: with a batch mostly more. */
 uint64_t quota_taken(const struct quota *quota);
 /* What may still be charged, as far as its own limit and its share say. */
 uint64_t quota_available(const struct quota *quota);

@@ -6,7 +6,7 @@
 
 #include <pthread.h>
 
-/* Of contributions, which are many. */
+/* Of contributions, which are many; a job may have nearly two batches more of the daemon's memory than it needs. */
 #define JOB_QUOTA_BATCH (UINT64_C(16) << 10)
 
 struct job_quota {
@@ -19,7 +19,7 @@ static struct list spare = LIST_INIT(spare);
 
 /*
  * The last release of a charge still goes to quota->parent after it has brought used to 0: the
- * parent stays, since nothing but the limit is written here.
+ * parent stays, since nothing but the limit is written here. Of batches it gives back what is left, another job's too.
  */
 struct quota *job_quota_take(uint64_t limit, struct quota *parent)
 {
