@@ -179,7 +179,8 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 	list_init(&job->store.spare_rounds);
 	list_init(&job->store.accumulators);
 	list_init(&job->store.late);
-	list_init(&job->store.rows);
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		job_node_init(&job->nodes[i]);
 	list_init(&job->store.spent);
 	list_init(&job->membership.joiners);
 	job->peers.quota = job_memory(job);

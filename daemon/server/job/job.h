@@ -112,6 +112,7 @@ struct job_node {
 	uint32_t n_alive;	    /* of an elastic job: its ranks that are not said to be gone */
 	uint64_t lost_ns;	    /* when its peer was, which is waited for; 0: it was not */
 	struct tensor *last_tensor; /* that it contributed to, or NULL */
+	struct list rows; /* what it has brought to rounds of rows that are here: rows.h */
 	struct sent sent;
 	struct offers offers;
 	struct join *join;	  /* while forming: what it said last, */
@@ -127,6 +128,12 @@ struct job_node {
 		idle; /* it was told that this process is about to end; and has said that it may */
 };
 
+static inline void job_node_init(struct job_node *node)
+{
+	*node = (struct job_node){ 0 };
+	list_init(&node->rows);
+}
+
 /* Whose a job is: names of different owners are apart. */
 struct owner {
 	char name[JOB_NAME_MAX + 1]; /* of the job */
@@ -141,7 +148,6 @@ struct store {
 	struct list summing; /* slots whose set is complete */
 	struct list held;    /* slots whose result is not all pulled; see rows.h */
 	struct list kept;    /* slots whose result not every node has; see keep.h */
-	struct list rows;    /* what slots of push_pull_rows have beside them; see rows.h */
 	struct list late;    /* slots whose result waits for those that were late; see quorum.h */
 	struct list accumulators;				     /* accumulate.c */
 	struct list spare, spare_rounds, spare_parts, spare_tensors; /* slots and so on for reuse */

@@ -88,7 +88,7 @@ static void form_drop(struct job *job, uint32_t number, int status, const char *
 		delivery_fail(node->joining, status, text);
 	(void)join_free(node->join);
 	(void)job_peer_set(job, number, NULL);
-	*node = (struct job_node){ 0 };
+	job_node_init(node);
 }
 
 static int differ(const struct job *job, const struct join *join, const char *what, uint64_t says,

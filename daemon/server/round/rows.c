@@ -161,7 +161,6 @@ static int rows_new(struct slot *slot, const struct data_piece *piece, uint64_t 
 		return error_origin(-ENOMEM);
 	}
 	slot->rows->slot = slot;
-	list_push_back(&job->store.rows, &slot->rows->link);
 	slot->rows->charged = len;
 	slot->rows->slot_len = slot->charged - charged;
 	slot->rows->list = piece->list;
@@ -184,6 +183,7 @@ static int node_begin(struct slot *slot, struct rows_node *from, const struct da
 		free(TAKE_PTR(from->blocks));
 		return error_origin(-ENOMEM);
 	}
+	list_push_back(&slot->job->nodes[from - slot->rows->nodes].rows, &from->link);
 	from->n_pieces = n_pieces;
 	from->charged = len;
 	from->n = piece->list.n;
@@ -626,6 +626,7 @@ static void forget_node(struct slot *slot, uint32_t node)
 	slot->n_here -= from->n_pieces && from->n_here == from->n_pieces;
 	slot->charged -= from->charged;
 	spend(slot->job, from, 1, from->charged);
+	list_remove(&from->link);
 	*from = (struct rows_node){ 0 };
 	if (waiting)
 		delivery_fail(waiting, -ECONNRESET, "the node has attached again");
@@ -633,11 +634,14 @@ static void forget_node(struct slot *slot, uint32_t node)
 
 void rows_attached(struct job *job, uint32_t node)
 {
-	struct rows *rows;
+	struct rows_node *from, *next;
 
-	list_for_each (rows, &job->store.rows, link)
-		if (!rows->slot->summing && rows->nodes[node].n_pieces)
+	list_for_each_safe (from, next, &job->nodes[node].rows, link) {
+		struct rows *rows = container_of(from - node, struct rows, nodes[0]);
+
+		if (!rows->slot->summing)
 			forget_node(rows->slot, node);
+	}
 }
 
 void rows_past(struct round *round, uint32_t node)
@@ -677,7 +681,8 @@ struct rows *rows_free(struct slot *slot)
 	if (!rows)
 		return NULL;
 	release_inputs(slot);
-	list_remove(&rows->link);
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
+		list_remove(&rows->nodes[i].link);
 	results = (struct rows_node){ .blocks = rows->results, .n_pieces = rows->n_results };
 	spend(slot->job, &results, 1, rows->charged);
 	free(rows);

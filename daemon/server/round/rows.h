@@ -25,10 +25,10 @@ struct rows_node {
 	uint64_t charged;      /* to the slot for it */
 	uint64_t n_pulled;     /* pieces of the result, beyond the first */
 	bool gone;	       /* wants no more, or has all */
+	struct list link;      /* in job->nodes[].rows, while it has brought something */
 };
 
 struct rows {
-	struct list link; /* in job->store.rows */
 	struct slot *slot;
 	struct data_rows list; /* the first contribution's: rows, width and step count */
 	size_t row_len;
