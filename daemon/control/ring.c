@@ -16,8 +16,9 @@
 
 /* Ring entries taken of one session; then that of another job has its turn. */
 #define RING_BATCH 16
-/* Requests that a session has open: from so many on, a turn of the loop takes no more than so many entries of it. */
-#define RING_DEPTH	256
+/* A session with so many open requests is deep: */
+#define RING_DEPTH 256
+/* a drain takes no more than so many entries of it. */
 #define RING_DEPTH_MORE 128
 /* So long in all, until others that the loop serves have theirs. */
 #define RING_TURN_NS (250 * NSEC_PER_USEC)
@@ -685,12 +686,52 @@ static bool has_entries(const struct session *session)
 	return atomic_load_explicit(&header->tail, memory_order_acquire) != session->ring.head;
 }
 
-/* Sessions that do not ring get their turn if they have entries. Returns whether any has. */
+/* What it has begun goes before what is new: thousands of rounds that are all half done do not fit into the caches. */
+static bool is_deep(const struct session *session)
+{
+	return session->n_pending >= RING_DEPTH;
+}
+
+/* As much of it as a drain takes has been taken in this one. */
+static bool is_sated(const struct session *session)
+{
+	return is_deep(session) && session->turn.n_taken >= RING_DEPTH_MORE;
+}
+
+/* A deep session goes on in its turn, for which nothing else gives way. */
+static void ring_deep(struct session *session)
+{
+	bool was_rung = session->turn.rung;
+
+	ring_work(session, SESSION_ENTRIES);
+	if (was_rung || !session->turn.rung)
+		return;
+	session->turn.rung_deep = true;
+	session->control->n_rung_deep++;
+}
+
+static void rung_no_more(struct session *session)
+{
+	session->control->n_rung_deep -= session->turn.rung_deep;
+	session->turn.rung = session->turn.rung_deep = false;
+}
+
+/*
+ * Sessions that do not ring get their turn if they have entries, and of those that had much under way the ones that have done half
+ * of it. Returns whether there are any.
+ */
 static bool look(struct control *control)
 {
 	struct session *session, *next;
 	bool found = false;
 
+	list_for_each_safe (session, next, &control->deep, ring.awake) {
+		if (session->n_pending >= RING_DEPTH / 2)
+			continue;
+		list_remove(&session->ring.awake);
+		ring_work(session, SESSION_ENTRIES);
+		found = true;
+	}
 	list_for_each_safe (session, next, &control->awake, ring.awake) {
 		if (session->turn.rung || !has_entries(session))
 			continue;
@@ -698,12 +739,6 @@ static bool look(struct control *control)
 		found = true;
 	}
 	return found;
-}
-
-/* What it has begun goes before what is new: thousands of rounds that are all half done do not fit into the caches. */
-static bool is_deep(const struct session *session)
-{
-	return session->n_pending >= RING_DEPTH;
 }
 
 /*
@@ -719,18 +754,23 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 
 	session->turn.work &= ~(unsigned)SESSION_ENTRIES;
 	list_remove(&session->ring.awake);
+	if (session->turn.drain != control->n_drains)
+		session->turn.n_taken = 0;
+	session->turn.drain = control->n_drains;
 	do {
 		n = drain(session, RING_BATCH);
+		session->turn.n_taken += n;
 		now_ns = clock_now_ns();
-	} while (n == RING_BATCH && now_ns < until_ns && !control->rings.n &&
-		 (!is_deep(session) || session->ring.head - head < RING_DEPTH_MORE) &&
+	} while (n == RING_BATCH && now_ns < until_ns && !control->rings.n && !is_sated(session) &&
 		 !look(control));
 	if (session->ring.head != head)
 		pace_jobs_note(&control->pace_jobs, flow, now_ns);
 	if (session->ring.stalled || session->ring.held || session->state != SESSION_OPEN)
 		return now_ns;
-	if (n == RING_BATCH && is_deep(session)) {
+	if (n == RING_BATCH && is_sated(session)) {
 		list_push_back(&control->deep, &session->ring.awake);
+	} else if (n == RING_BATCH && is_deep(session)) {
+		ring_deep(session);
 	} else if (n == RING_BATCH || session->ring.yields) {
 		ring_work(session, SESSION_ENTRIES);
 	} else if (control->params.spin_ns || loop_lingers(control->params.loop)) {
@@ -755,14 +795,14 @@ static uint64_t take_turn(struct session *session, uint64_t now_ns, uint64_t unt
 						    : clock_now_ns();
 }
 
-/* Deep sessions have had their batch of the turn before. */
-static void ring_deep(struct control *control)
+/* Sessions of which the last drain has taken as much as it takes. */
+static void ring_sated(struct control *control)
 {
 	struct session *session;
 
 	while ((session = list_first(&control->deep, struct session, ring.awake))) {
 		list_remove(&session->ring.awake);
-		ring_work(session, SESSION_ENTRIES);
+		ring_deep(session);
 	}
 }
 
@@ -771,12 +811,13 @@ static void on_drain(struct mail *mail)
 	struct control *control = container_of(mail, struct control, drain);
 	uint64_t now_ns = clock_now_ns(), from_ns = now_ns, until_ns = now_ns + RING_TURN_NS;
 
-	ring_deep(control);
+	control->n_drains++;
+	ring_sated(control);
 	while (control->rings.n && now_ns < until_ns) {
 		struct session *session = fair_pop(&control->rings).item;
 		uint64_t flow = session->turn.flow, began_ns = now_ns;
 
-		session->turn.rung = false;
+		rung_no_more(session);
 		now_ns = take_turn(session, now_ns, until_ns);
 		fair_charge(&control->rings, flow, now_ns - began_ns);
 	}
@@ -793,7 +834,7 @@ static bool on_look(struct loop_watch *watch)
 {
 	struct control *control = container_of(watch, struct control, watch);
 
-	return look(control) || control->rings.n;
+	return look(control) || control->rings.n > control->n_rung_deep;
 }
 
 static bool on_rest(struct loop_watch *watch)
@@ -924,7 +965,7 @@ void ring_freeze(struct session *session)
 	list_remove(&session->turn.paced);
 	if (session->turn.rung)
 		(void)fair_remove(&session->control->rings, session->turn.flow, session);
-	session->turn.rung = false;
+	rung_no_more(session);
 	if (session->ring.wake_posted) {
 		loop_unpost(session->control->params.loop, &session->ring.wake);
 		on_wake(&session->ring.wake);

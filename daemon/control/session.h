@@ -42,14 +42,15 @@ struct control {
 	struct loop_source holes; /* pages of these that are not there any more */
 	struct mail reap;	  /* frees closed sessions, when nobody up the stack uses them */
 	bool reaping;
-	struct fair rings; /* sessions with packets or entries to be taken, by job; cost: time */
-	uint64_t n_rung;   /* in the order in which they came there */
+	struct fair rings;  /* sessions with packets or entries to be taken, by job; cost: time */
+	size_t n_rung_deep; /* of them, those for whose entries nothing gives way */
+	uint64_t n_rung, n_drains;
 	struct paces paces;
 	struct pace_jobs pace_jobs;
 	struct mail drain; /* takes some of them */
 	bool drain_posted;
 	struct loop_watch watch;
-	struct list deep;  /* sessions with many requests open, which wait for the next drain */
+	struct list deep; /* sessions with many requests open, of which the next drain takes more */
 	struct list awake; /* sessions whose rings the loop looks at by itself, before it sleeps */
 	char packet[FRAME_MAX];
 };
@@ -107,8 +108,7 @@ struct session_ring {
 	uint64_t head;	      /* entries consumed */
 	uint64_t n_completed; /* slots */
 	struct mail wake;     /* the trainer hears of what was completed */
-	bool wake_posted;
-	bool draining;
+	bool wake_posted, draining;
 	bool stalled;			   /* an entry waits for what comes behind it */
 	bool held;			   /* or for a packet that waits for the pace of its user */
 	bool yields;			   /* the turn is over */
@@ -119,13 +119,14 @@ struct session_ring {
 
 /* When the control thread takes what there is of the session. */
 struct session_turn {
-	unsigned work;	   /* SESSION_*: what there may be to be taken */
-	bool rung;	   /* in control->rings, */
-	uint64_t flow;	   /* as of this job, or user */
-	uint64_t job_flow; /* ring_job_flow() */
-	struct pace *pace; /* of its user */
-	struct list paced; /* in control->paces.waiting: packets wait */
-	uint64_t until_ns; /* when its turn is over */
+	unsigned work;		 /* SESSION_*: what there may be to be taken */
+	bool rung, rung_deep;	 /* in control->rings; and counted in n_rung_deep */
+	uint64_t drain, n_taken; /* the last that took entries of it, and how many */
+	uint64_t flow;		 /* as of this job, or user */
+	uint64_t job_flow;	 /* ring_job_flow() */
+	struct pace *pace;	 /* of its user */
+	struct list paced;	 /* in control->paces.waiting: packets wait */
+	uint64_t until_ns;	 /* when its turn is over */
 };
 
 /*
@@ -192,8 +193,7 @@ struct session {
 	struct session_memory memory;
 	struct session_tensors tensors;
 	struct session_job job;
-	size_t n_pending;
-	uint64_t n_requests;
+	uint64_t n_pending, n_requests;
 	const char *how; /* it ends: SESSION_END */
 };
 
