@@ -16,7 +16,7 @@ What has to hold always is judged strictly: honest jobs work and have the right 
 sanitizers, memory and descriptors come back. What depends on the machine is judged against the same run, with slack: the
 share against `fair`, by rounds a second or by rounds for the daemon's processor time, whichever is better; the longest round against that of a yardstick, two processes that hand bytes to and fro at the same time.
 """
-import collections, grp, json, os, random, re, resource, select, signal, statistics, sys, time
+import collections, grp, json, os, random, re, resource, select, signal, statistics, subprocess, sys, time
 import attack, operators, peers, strangers, trainers  # noqa: F401; they enter their attacks
 from attack import ATTACKS
 from cluster import SANITIZED, Cluster, wait_for
@@ -179,39 +179,43 @@ class Ledger:
     """What daemons have grown by since a Sample, beside what they charge for more than then. Each look takes some time of the
     processor, so there are two a second; none with sanitizers, which keep what is freed."""
 
-    PERIOD = 0.5
+    PERIOD, WINDOW = 0.5, 5
 
     def __init__(self, world, base):
-        self.world, self.base, self.beyonds = world, base, []
+        self.world, self.base = world, base
         self.at_base = None if SANITIZED else self.charged()
-        self.most = [0] * len(world.daemons)
+        self.charges, self.beyonds = [], []
         self.next = time.monotonic()
 
     def charged(self):
         """Bytes that each daemon says it holds for others; None when one does not answer."""
         try:
             return [int(daemon.ctl('status').get('bytes_held', 0)) for daemon in self.world.daemons]
-        except (AssertionError, ValueError, OSError):
+        except (AssertionError, ValueError, OSError, subprocess.SubprocessError):
             return None
 
     def look(self):
+        if time.monotonic() >= self.next:
+            self.look_now()
+
+    def look_now(self):
         """Memory first: what comes between the two is charged. What is given back is charged to nobody some time before it has gone:
-        so the most that was charged until now counts."""
-        if time.monotonic() < self.next or not self.at_base:
-            return
-        grown, charged = Sample(self.world).more(self.base)[0], self.charged()
+        so the most of the last looks counts."""
+        grown, charged = Sample(self.world).more(self.base)[0], self.charged() if self.at_base else None
         if charged:
-            self.most = [max(most, now - then) for most, now, then in zip(self.most, charged, self.at_base)]
-            self.beyonds.append([more - most for more, most in zip(grown, self.most)])
+            self.charges.append([now - then for now, then in zip(charged, self.at_base)])
+            most = map(max, zip(*self.charges[-self.WINDOW:]))
+            self.beyonds.append([more - charge for more, charge in zip(grown, most)])
         self.next = time.monotonic() + self.PERIOD
 
     def most_charged(self):
-        return max(self.most)
+        return max(map(max, self.charges), default=None)
 
     def beyond(self):
         """The most by which a daemon had grown more than it charged, at two looks on end: what was charged and given back between
-        two looks may be seen at one."""
-        return max([0, *(min(pair) for before, now in zip(self.beyonds, self.beyonds[1:]) for pair in zip(before, now))])
+        two looks may be seen at one. None: there were not two."""
+        pairs = list(zip(self.beyonds, self.beyonds[1:]))
+        return max([0, *(min(of_one) for before, now in pairs for of_one in zip(before, now))]) if pairs else None
 
 
 class Run:
@@ -252,20 +256,20 @@ class Run:
         return {'rate': rate, 'per cpu': per_cpu, 'longest': jobs[0].of(phase)[1], 'yardstick': self.world.yardstick.of(phase)[1],
                 'others': max(job.of(phase)[1] for job in jobs[1:])}
 
-    def beside_greedy(self, n, seconds):
+    def beside_greedy(self, n, seconds, watch):
         for job in self.world.greedy[:n]:
             job.pause(False)
         try:
-            return self.timed(seconds)
+            return self.timed(seconds, watch)
         finally:
             for job in self.world.greedy[:n]:
                 job.pause(True)
 
-    def beside_busy(self, n, seconds):
+    def beside_busy(self, n, seconds, watch):
         """Beside processes that compute and no more: what the kernel's scheduler makes of the measured job then."""
         pids = [attack.compute(self.args.nice) for _ in range(n)]
         try:
-            return self.timed(seconds)
+            return self.timed(seconds, watch)
         finally:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
@@ -287,8 +291,9 @@ class Run:
         args, names = self.args, one['attacks']
         row = {'phase': one['number'], 'attacks': sorted(set(names)) + ['restart'] * one['restart'], 'n': len(names),
                'leave': one['leave'], 'failed': [], 'unfair': []}
-        quiet = self.timed(args.quiet)
-        fair = self.beside_greedy(len(names), args.quiet)
+        ledger = Ledger(self.world, Sample(self.world))  # its looks take as much time in each phase
+        quiet = self.timed(args.quiet, ledger.look)
+        fair = self.beside_greedy(len(names), args.quiet, ledger.look)
         self.settle(None)
         base = Sample(self.world)
         held, attackers, broken = [], [], []
@@ -302,6 +307,8 @@ class Run:
             if one['restart']:
                 self.world.restart_node()
                 self.lasts(one['seconds'] / 2)
+            for _ in range(2):
+                ledger.look_now()
             broken.extend(self.end(attackers, one))
         beside = self.timed(one['seconds'], watch, lambda: attackers.extend(self.start(one)), end)
         row['actions'] = self.actions(one)
@@ -311,7 +318,7 @@ class Run:
         row['charged'], row['beyond'] = ledger.most_charged(), ledger.beyond()
         row['kept'] = self.settle(base)
         row['kept by each'] = Sample(self.world).more(base)
-        row['busy'] = self.beside_busy(len(names), args.quiet)
+        row['busy'] = self.beside_busy(len(names), args.quiet, ledger.look)
         self.judge(row, broken, one)
         return row
 
@@ -396,7 +403,7 @@ class Run:
             row['unfair'].append(f'the measured job did {beside["rate"]:.0f} rounds a second; {fair["rate"]:.0f} beside greedy ones, '
                                  f'{busy["rate"]:.0f} beside who computes, {quiet["rate"]:.0f} alone; and of what the daemon did '
                                  f'{row["part"]:.2f} of its fair part')
-        if row['beyond'] > args.slack * MEMORY:
+        if row['beyond'] is not None and row['beyond'] > args.slack * MEMORY:
             say(f'a daemon grew by {row["beyond"] / MIB:.0f} MiB more than it charges')
         if not SANITIZED and row['kept'][0] > MEMORY or row['kept'][1] > MEMORY:
             say(f'{row["kept"][0] / MIB:.0f} MiB of its own and {row["kept"][1] / MIB:.0f} shared were not given back; by each: ' +
