@@ -15,8 +15,7 @@ static bool quota_charge_one(struct quota *quota, uint64_t amount)
 	do {
 		if (ADD_OVERFLOW(used, amount, &sum) || sum > quota->limit)
 			return false;
-	} while (!atomic_compare_exchange_weak_explicit(
-		&quota->used, &used, sum, memory_order_relaxed, memory_order_relaxed));
+	} while (!atomic_compare_exchange_weak(&quota->used, &used, sum));
 	return true;
 }
 
@@ -24,8 +23,7 @@ static void quota_release_one(struct quota *quota, uint64_t amount)
 {
 	_unused_ uint64_t used;
 
-	/* After all that others have taken for what they have released: batch_give(). */
-	used = atomic_fetch_sub_explicit(&quota->used, amount, memory_order_acq_rel);
+	used = atomic_fetch_sub(&quota->used, amount); /* before what settle() reads */
 	assert(used >= amount);
 }
 
@@ -64,41 +62,38 @@ static int parent_charge(struct quota *quota, uint64_t amount)
 	return quota_is_fair(quota, amount) ? quota_charge(quota->parent, amount) : QUOTA_E_FULL;
 }
 
-/* Two threads that come to the end of a batch at once take one each. Where a batch is too much, what is missing may not be. */
-static int batch_take(struct quota *quota)
+/*
+ * Of a quota with a batch: what is missing is taken of the parent, a batch or, where that is too much, no more; what is too much is
+ * given back, and all where nothing is charged. Whoever changes `used` or `taken` comes here afterwards, and looks again: so in the
+ * end both fit, whatever threads have done meanwhile. Returns QUOTA_E_FULL if something is missing that the parent has no room for.
+ */
+static int settle(struct quota *quota)
 {
-	uint64_t taken = atomic_load_explicit(&quota->taken, memory_order_relaxed);
-	uint64_t used = quota_used(quota), amount;
+	uint64_t batch = quota->batch, taken, used, amount;
+	int r;
 
-	if (likely(used <= taken))
-		return 0;
-	amount = align_up(used - taken, quota->batch);
-	if (parent_charge(quota, amount)) {
-		amount = used - taken;
-		if (parent_charge(quota, amount))
-			return QUOTA_E_FULL;
+	for (;;) {
+		taken = atomic_load(&quota->taken);
+		used = atomic_load(&quota->used);
+		if (used > taken) {
+			amount = align_up(used - taken, batch);
+			r = parent_charge(quota, amount);
+			if (r) {
+				amount = used - taken;
+				r = parent_charge(quota, amount);
+			}
+			if (!r)
+				(void)atomic_fetch_add(&quota->taken, amount);
+			else if (atomic_load(&quota->used) > atomic_load(&quota->taken))
+				return QUOTA_E_FULL;
+			continue;
+		}
+		if (likely(used ? taken < used + 2 * batch : !taken))
+			return 0;
+		amount = used ? (taken - used) / batch * batch - batch : taken;
+		if (atomic_compare_exchange_strong(&quota->taken, &taken, taken - amount))
+			quota_release(quota->parent, amount);
 	}
-	(void)atomic_fetch_add_explicit(&quota->taken, amount, memory_order_relaxed);
-	return 0;
-}
-
-/* All of it, when nothing is charged. What is charged meanwhile is taken again. */
-static void batch_give(struct quota *quota)
-{
-	uint64_t taken = atomic_load_explicit(&quota->taken, memory_order_relaxed), amount;
-
-	do {
-		uint64_t used = quota_used(quota);
-
-		if (likely(used ? taken < used + 2 * quota->batch : !taken))
-			return;
-		amount = used ? (taken - used) / quota->batch * quota->batch - quota->batch : taken;
-	} while (!atomic_compare_exchange_weak_explicit(
-		&quota->taken, &taken, taken - amount, memory_order_relaxed, memory_order_relaxed));
-	quota_release(quota->parent, amount);
-	/* Where the parent has no room for it, with the next charge. */
-	if (taken == amount && unlikely(quota_used(quota)))
-		(void)batch_take(quota);
 }
 
 int quota_charge(struct quota *quota, uint64_t amount)
@@ -111,12 +106,12 @@ int quota_charge(struct quota *quota, uint64_t amount)
 		return QUOTA_E_FULL;
 	if (!quota->parent)
 		return 0;
-	r = quota->batch ? batch_take(quota) : parent_charge(quota, amount);
+	r = quota->batch ? settle(quota) : parent_charge(quota, amount);
 	if (!r)
 		return 0;
 	quota_release_one(quota, amount);
 	if (quota->batch)
-		batch_give(quota);
+		(void)settle(quota);
 	return r;
 }
 
@@ -127,13 +122,11 @@ void quota_release(struct quota *quota, uint64_t amount)
 	if (!quota || !amount)
 		return;
 	parent = quota->parent;
-	if (parent && quota->batch) {
-		quota_release_one(quota, amount);
-		batch_give(quota);
-		return;
-	}
 	quota_release_one(quota, amount);
-	quota_release(parent, amount);
+	if (parent && quota->batch)
+		(void)settle(quota);
+	else
+		quota_release(parent, amount);
 }
 
 void quota_done(struct quota *quota)

@@ -257,6 +257,9 @@ TEST(a_batch_is_taken_from_the_parent_and_given_back)
 	ASSERT_EQ(quota_used(&parent), 10240);
 	ASSERT_EQ(quota_charge(&child, 1), QUOTA_E_FULL);
 	quota_release(&child, 1240);
+	/* Nor does one that is refused leave anything. */
+	ASSERT_EQ(quota_charge(&child, 1241), QUOTA_E_FULL);
+	ASSERT_EQ(quota_used(&parent), 9000);
 	ASSERT_EQ(quota_used(&parent), 9000);
 	quota_done(&child);
 }
@@ -265,9 +268,12 @@ static void *charge_and_release(void *arg)
 {
 	struct quota *quota = arg;
 
-	for (unsigned i = 0; i < 20000; i++)
-		if (!quota_charge(quota, 700))
-			quota_release(quota, 700);
+	for (unsigned i = 0; i < 20000; i++) {
+		uint64_t amount = i % 3 ? 700 : 2100;
+
+		if (!quota_charge(quota, amount))
+			quota_release(quota, amount);
+	}
 	return NULL;
 }
 
