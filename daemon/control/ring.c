@@ -113,6 +113,13 @@ static void release(struct session_request *request)
 	request->output_rows = buffer_unref(request->output_rows);
 }
 
+/* Whatever else the loop has gives way to the session's turn from now on. */
+static void ring_counts(struct session *session)
+{
+	session->control->n_rung_deep -= session->turn.rung_deep;
+	session->turn.rung_deep = false;
+}
+
 static void on_done(struct agent_request *base, const struct failure *failure)
 {
 	struct session_request *request = container_of(base, struct session_request, base);
@@ -121,6 +128,8 @@ static void on_done(struct agent_request *base, const struct failure *failure)
 	release(request);
 	if (session->state == SESSION_OPEN)
 		complete(session, base->slot, base->ticket, base->n_rows, &base->outcome, failure);
+	if (session->turn.rung_deep && session->n_pending <= RING_DEPTH / 2)
+		ring_counts(session);
 	session_request_ended(session);
 }
 
@@ -625,6 +634,8 @@ void ring_work(struct session *session, unsigned work)
 	struct order_item item = { .item = session };
 
 	session->turn.work |= work;
+	if (work & ~(unsigned)SESSION_ENTRIES)
+		ring_counts(session);
 	/* A stalled one has its turn after ring_resume(). */
 	if (session->turn.rung || (session->ring.stalled && !(work & SESSION_END)))
 		return;
@@ -692,28 +703,23 @@ static bool is_deep(const struct session *session)
 	return session->n_pending >= RING_DEPTH;
 }
 
-/* As much of it as a drain takes has been taken in this one. */
-static bool is_sated(const struct session *session)
-{
-	return is_deep(session) && session->turn.n_taken >= RING_DEPTH_MORE;
-}
-
-/* A deep session goes on in its turn, for which nothing else gives way. */
+/* A deep session goes on in its turn: nothing else gives way to its entries while half of what it has begun is open. */
 static void ring_deep(struct session *session)
 {
 	bool was_rung = session->turn.rung;
 
 	ring_work(session, SESSION_ENTRIES);
-	if (was_rung || !session->turn.rung)
+	if (was_rung)
 		return;
-	session->turn.rung_deep = true;
-	session->control->n_rung_deep++;
+	session->turn.rung_deep = session->turn.rung && session->turn.work == SESSION_ENTRIES &&
+				  session->n_pending >= RING_DEPTH / 2;
+	session->control->n_rung_deep += session->turn.rung_deep;
 }
 
-static void rung_no_more(struct session *session)
+/* As much of it as a drain takes has been taken in this one. */
+static bool is_sated(const struct session *session)
 {
-	session->control->n_rung_deep -= session->turn.rung_deep;
-	session->turn.rung = session->turn.rung_deep = false;
+	return is_deep(session) && session->turn.n_taken >= RING_DEPTH_MORE;
 }
 
 /*
@@ -767,7 +773,7 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 		pace_jobs_note(&control->pace_jobs, flow, now_ns);
 	if (session->ring.stalled || session->ring.held || session->state != SESSION_OPEN)
 		return now_ns;
-	if (n == RING_BATCH && is_sated(session)) {
+	if (is_sated(session)) {
 		list_push_back(&control->deep, &session->ring.awake);
 	} else if (n == RING_BATCH && is_deep(session)) {
 		ring_deep(session);
@@ -817,7 +823,8 @@ static void on_drain(struct mail *mail)
 		struct session *session = fair_pop(&control->rings).item;
 		uint64_t flow = session->turn.flow, began_ns = now_ns;
 
-		rung_no_more(session);
+		ring_counts(session);
+		session->turn.rung = false;
 		now_ns = take_turn(session, now_ns, until_ns);
 		fair_charge(&control->rings, flow, now_ns - began_ns);
 	}
@@ -860,8 +867,12 @@ void ring_watch(struct control *control)
 
 static void on_doorbell(struct loop_source *source, uint32_t events)
 {
+	struct session *session = container_of(source, struct session, doorbell);
+
 	(void)events;
-	ring_work(container_of(source, struct session, doorbell), SESSION_ENTRIES);
+	/* Else its ring is looked at, or has its next turn, without that. */
+	if (!list_linked(&session->ring.awake))
+		ring_work(session, SESSION_ENTRIES);
 }
 
 bool ring_is_behind(const struct session *session, uint64_t *ret_until)
@@ -965,7 +976,8 @@ void ring_freeze(struct session *session)
 	list_remove(&session->turn.paced);
 	if (session->turn.rung)
 		(void)fair_remove(&session->control->rings, session->turn.flow, session);
-	rung_no_more(session);
+	ring_counts(session);
+	session->turn.rung = false;
 	if (session->ring.wake_posted) {
 		loop_unpost(session->control->params.loop, &session->ring.wake);
 		on_wake(&session->ring.wake);
