@@ -201,7 +201,9 @@ class Ledger:
     def look_now(self):
         """Memory first: what comes between the two is charged. What is given back is charged to nobody some time before it has gone:
         so the most of the last looks counts."""
-        grown, charged = Sample(self.world).more(self.base)[0], self.charged() if self.at_base else None
+        if not self.at_base:
+            return
+        grown, charged = Sample(self.world).more(self.base)[0], self.charged()
         if charged:
             self.charges.append([now - then for now, then in zip(charged, self.at_base)])
             most = map(max, zip(*self.charges[-self.WINDOW:]))
@@ -291,7 +293,7 @@ class Run:
         args, names = self.args, one['attacks']
         row = {'phase': one['number'], 'attacks': sorted(set(names)) + ['restart'] * one['restart'], 'n': len(names),
                'leave': one['leave'], 'failed': [], 'unfair': []}
-        ledger = Ledger(self.world, Sample(self.world))  # its looks take as much time in each phase
+        ledger = Ledger(self.world, Sample(self.world))  # its looks take time in each phase
         quiet = self.timed(args.quiet, ledger.look)
         fair = self.beside_greedy(len(names), args.quiet, ledger.look)
         self.settle(None)
@@ -306,9 +308,10 @@ class Run:
         def end():
             if one['restart']:
                 self.world.restart_node()
-                self.lasts(one['seconds'] / 2)
-            for _ in range(2):
-                ledger.look_now()
+                ledger.charges.clear()  # of a process that is no more
+                self.lasts(one['seconds'] / 2, watch)
+            ledger.look_now()
+            self.lasts(Ledger.PERIOD, ledger.look)
             broken.extend(self.end(attackers, one))
         beside = self.timed(one['seconds'], watch, lambda: attackers.extend(self.start(one)), end)
         row['actions'] = self.actions(one)
