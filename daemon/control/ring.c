@@ -16,10 +16,8 @@
 
 /* Ring entries taken of one session; then that of another job has its turn. */
 #define RING_BATCH 16
-/* A session with so many open requests is deep: */
+/* A session with so many open requests is deep: a drain takes half as many entries of it at most. */
 #define RING_DEPTH 256
-/* a drain takes no more than so many entries of it. */
-#define RING_DEPTH_MORE 128
 /* So long in all, until others that the loop serves have theirs. */
 #define RING_TURN_NS (250 * NSEC_PER_USEC)
 /* Packets taken of one session; then another has its turn. */
@@ -114,10 +112,16 @@ static void release(struct session_request *request)
 }
 
 /* Whatever else the loop has gives way to the session's turn from now on. */
-static void ring_counts(struct session *session)
+static void ring_want(struct session *session)
 {
 	session->control->n_rung_deep -= session->turn.rung_deep;
 	session->turn.rung_deep = false;
+}
+
+/* Of what a deep session had begun. */
+static bool is_half_done(const struct session *session)
+{
+	return session->n_pending < RING_DEPTH / 2;
 }
 
 static void on_done(struct agent_request *base, const struct failure *failure)
@@ -128,9 +132,9 @@ static void on_done(struct agent_request *base, const struct failure *failure)
 	release(request);
 	if (session->state == SESSION_OPEN)
 		complete(session, base->slot, base->ticket, base->n_rows, &base->outcome, failure);
-	if (session->turn.rung_deep && session->n_pending <= RING_DEPTH / 2)
-		ring_counts(session);
 	session_request_ended(session);
+	if (session->turn.rung_deep && is_half_done(session))
+		ring_want(session);
 }
 
 /* -- One entry ---------------------------------------------------------------------------------------------------- */
@@ -635,7 +639,7 @@ void ring_work(struct session *session, unsigned work)
 
 	session->turn.work |= work;
 	if (work & ~(unsigned)SESSION_ENTRIES)
-		ring_counts(session);
+		ring_want(session);
 	/* A stalled one has its turn after ring_resume(). */
 	if (session->turn.rung || (session->ring.stalled && !(work & SESSION_END)))
 		return;
@@ -697,7 +701,7 @@ static bool has_entries(const struct session *session)
 	return atomic_load_explicit(&header->tail, memory_order_acquire) != session->ring.head;
 }
 
-/* What it has begun goes before what is new: thousands of rounds that are all half done do not fit into the caches. */
+/* What a deep session has begun goes before what is new: thousands of rounds that are all half done do not fit into the caches. */
 static bool is_deep(const struct session *session)
 {
 	return session->n_pending >= RING_DEPTH;
@@ -712,33 +716,30 @@ static void ring_deep(struct session *session)
 	if (was_rung)
 		return;
 	session->turn.rung_deep = session->turn.rung && session->turn.work == SESSION_ENTRIES &&
-				  session->n_pending >= RING_DEPTH / 2;
+				  !is_half_done(session);
 	session->control->n_rung_deep += session->turn.rung_deep;
 }
 
-/* As much of it as a drain takes has been taken in this one. */
+/* The drain has taken as many entries of the session as it takes. */
 static bool is_sated(const struct session *session)
 {
-	return is_deep(session) && session->turn.n_taken >= RING_DEPTH_MORE;
+	return is_deep(session) && session->turn.n_taken >= RING_DEPTH / 2;
 }
 
-/*
- * Sessions that do not ring get their turn if they have entries, and of those that had much under way the ones that have done half
- * of it. Returns whether there are any.
- */
+/* Sessions that do not ring get their turn if they have entries, deep ones once they have done half. Returns whether any has. */
 static bool look(struct control *control)
 {
 	struct session *session, *next;
 	bool found = false;
 
-	list_for_each_safe (session, next, &control->deep, ring.awake) {
-		if (session->n_pending >= RING_DEPTH / 2)
+	list_for_each_safe (session, next, &control->deep, ring.unarmed) {
+		if (!is_half_done(session))
 			continue;
-		list_remove(&session->ring.awake);
+		list_remove(&session->ring.unarmed);
 		ring_work(session, SESSION_ENTRIES);
 		found = true;
 	}
-	list_for_each_safe (session, next, &control->awake, ring.awake) {
+	list_for_each_safe (session, next, &control->awake, ring.unarmed) {
 		if (session->turn.rung || !has_entries(session))
 			continue;
 		ring_work(session, SESSION_ENTRIES);
@@ -759,7 +760,7 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 	size_t n;
 
 	session->turn.work &= ~(unsigned)SESSION_ENTRIES;
-	list_remove(&session->ring.awake);
+	list_remove(&session->ring.unarmed);
 	if (session->turn.drain != control->n_drains)
 		session->turn.n_taken = 0;
 	session->turn.drain = control->n_drains;
@@ -774,13 +775,13 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 	if (session->ring.stalled || session->ring.held || session->state != SESSION_OPEN)
 		return now_ns;
 	if (is_sated(session)) {
-		list_push_back(&control->deep, &session->ring.awake);
+		list_push_back(&control->deep, &session->ring.unarmed);
 	} else if (n == RING_BATCH && is_deep(session)) {
 		ring_deep(session);
 	} else if (n == RING_BATCH || session->ring.yields) {
 		ring_work(session, SESSION_ENTRIES);
 	} else if (control->params.spin_ns || loop_lingers(control->params.loop)) {
-		list_push_back(&control->awake, &session->ring.awake);
+		list_push_back(&control->awake, &session->ring.unarmed);
 	} else if (arm(session)) {
 		ring_work(session, SESSION_ENTRIES);
 	}
@@ -806,8 +807,8 @@ static void ring_sated(struct control *control)
 {
 	struct session *session;
 
-	while ((session = list_first(&control->deep, struct session, ring.awake))) {
-		list_remove(&session->ring.awake);
+	while ((session = list_first(&control->deep, struct session, ring.unarmed))) {
+		list_remove(&session->ring.unarmed);
 		ring_deep(session);
 	}
 }
@@ -823,7 +824,7 @@ static void on_drain(struct mail *mail)
 		struct session *session = fair_pop(&control->rings).item;
 		uint64_t flow = session->turn.flow, began_ns = now_ns;
 
-		ring_counts(session);
+		ring_want(session);
 		session->turn.rung = false;
 		now_ns = take_turn(session, now_ns, until_ns);
 		fair_charge(&control->rings, flow, now_ns - began_ns);
@@ -849,9 +850,9 @@ static bool on_rest(struct loop_watch *watch)
 	struct control *control = container_of(watch, struct control, watch);
 	struct session *session, *next;
 
-	list_for_each_safe (session, next, &control->awake, ring.awake)
+	list_for_each_safe (session, next, &control->awake, ring.unarmed)
 		if (!arm(session))
-			list_remove(&session->ring.awake);
+			list_remove(&session->ring.unarmed);
 	return on_look(watch);
 }
 
@@ -871,7 +872,7 @@ static void on_doorbell(struct loop_source *source, uint32_t events)
 
 	(void)events;
 	/* Else its ring is looked at, or has its next turn, without that. */
-	if (!list_linked(&session->ring.awake))
+	if (!list_linked(&session->ring.unarmed))
 		ring_work(session, SESSION_ENTRIES);
 }
 
@@ -972,11 +973,11 @@ int ring_open(struct session *session, int ret_fds[3])
 void ring_freeze(struct session *session)
 {
 	loop_remove(&session->doorbell);
-	list_remove(&session->ring.awake);
+	list_remove(&session->ring.unarmed);
 	list_remove(&session->turn.paced);
 	if (session->turn.rung)
 		(void)fair_remove(&session->control->rings, session->turn.flow, session);
-	ring_counts(session);
+	ring_want(session);
 	session->turn.rung = false;
 	if (session->ring.wake_posted) {
 		loop_unpost(session->control->params.loop, &session->ring.wake);

@@ -109,10 +109,10 @@ struct session_ring {
 	uint64_t n_completed; /* slots */
 	struct mail wake;     /* the trainer hears of what was completed */
 	bool wake_posted, draining;
-	bool stalled;			   /* an entry waits for what comes behind it */
-	bool held;			   /* or for a packet that waits for the pace of its user */
-	bool yields;			   /* the turn is over */
-	struct list awake;		   /* in control->awake, or ->deep: not armed */
+	bool stalled;	     /* an entry waits for what comes behind it */
+	bool held;	     /* or for a packet that waits for the pace of its user */
+	bool yields;	     /* the turn is over */
+	struct list unarmed; /* in control->awake or ->deep: the trainer need not ring */
 	struct session_request **requests; /* SHM_SLOTS entries, made as used, in bulk */
 	struct bulk bulk;
 };
