@@ -175,7 +175,7 @@ class Sample:
                 for mine, others in ((self.anon, base.anon), (self.shared, base.shared), (self.fds, base.fds))]
 
 
-class Ledger:
+class Growth:
     """What daemons have grown by since a Sample, beside what they charge for more than then. Each look takes some time of the
     processor, so there are two a second; none with sanitizers, which keep what is freed."""
 
@@ -293,35 +293,35 @@ class Run:
         args, names = self.args, one['attacks']
         row = {'phase': one['number'], 'attacks': sorted(set(names)) + ['restart'] * one['restart'], 'n': len(names),
                'leave': one['leave'], 'failed': [], 'unfair': []}
-        ledger = Ledger(self.world, Sample(self.world))  # its looks take time in each phase
-        quiet = self.timed(args.quiet, ledger.look)
-        fair = self.beside_greedy(len(names), args.quiet, ledger.look)
+        growth = Growth(self.world, Sample(self.world))  # its looks take time in each phase
+        quiet = self.timed(args.quiet, growth.look)
+        fair = self.beside_greedy(len(names), args.quiet, growth.look)
         self.settle(None)
         base = Sample(self.world)
         held, attackers, broken = [], [], []
-        ledger = Ledger(self.world, base)
+        growth = Growth(self.world, base)
 
         def watch():
             held.append(Sample(self.world).over(base))
-            ledger.look()
+            growth.look()
 
         def end():
             if one['restart']:
                 self.world.restart_node()
-                ledger.charges.clear()  # of a process that is no more
+                growth.charges.clear()  # of a process that is no more
                 self.lasts(one['seconds'] / 2, watch)
-            ledger.look_now()
-            self.lasts(Ledger.PERIOD, ledger.look)
+            growth.look_now()
+            self.lasts(Growth.PERIOD, growth.look)
             broken.extend(self.end(attackers, one))
         beside = self.timed(one['seconds'], watch, lambda: attackers.extend(self.start(one)), end)
         row['actions'] = self.actions(one)
         row.update(quiet=quiet, fair=fair, beside=beside)
         row['logged'] = Sample(self.world).logged - base.logged
         row['grown'] = [max(sample[i] for sample in held) for i in range(3)] if held else [0, 0, 0]
-        row['charged'], row['beyond'] = ledger.most_charged(), ledger.beyond()
+        row['charged'], row['beyond'] = growth.most_charged(), growth.beyond()
         row['kept'] = self.settle(base)
         row['kept by each'] = Sample(self.world).more(base)
-        row['busy'] = self.beside_busy(len(names), args.quiet, ledger.look)
+        row['busy'] = self.beside_busy(len(names), args.quiet, growth.look)
         self.judge(row, broken, one)
         return row
 
