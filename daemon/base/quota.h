@@ -21,7 +21,7 @@ struct quota {
 	unsigned share;
 	/*
 	 * Taken from the parent at a time, a power of two, where there is so much: who charges often does not meet others
-	 * there. Nothing is, while nothing is charged. 0: as it is charged.
+	 * there. While nothing is charged, nothing is taken. 0: as it is charged.
 	 */
 	uint64_t batch;
 	_Atomic uint64_t taken; /* with a batch: of the parent */
@@ -34,7 +34,7 @@ void quota_done(struct quota *quota);
 int quota_charge(struct quota *quota, uint64_t amount);
 void quota_release(struct quota *quota, uint64_t amount);
 uint64_t quota_used(const struct quota *quota);
-/* What it has of its parent: with a batch mostly more. */
+/* What the quota has of its parent: with a batch mostly more than is used. */
 uint64_t quota_taken(const struct quota *quota);
 /* What may still be charged, as far as its own limit and its share say. */
 uint64_t quota_available(const struct quota *quota);

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Many small tensors beside the same bytes as one tensor, in turns: on a shaped cluster, over loopback, with servers of their own and without, on one machine."""
+"""Many small tensors beside the same bytes as one tensor, in turns.
+
+On a shaped cluster; over loopback, with servers of their own and without; on one machine."""
 from harness import *
 
 MORE = 4  # rounds by which one run is longer than the other

@@ -121,7 +121,7 @@ static void round_ready(struct agent_round *round)
 {
 	job_of(round)->n_busy += round->state != ROUND_READY;
 	round->state = ROUND_READY;
-	/* Only one that concerns devices waits for them; whose memory that was may have gone. */
+	/* The rank may have left whose memory on a device the round waited for. */
 	if (round->on_device)
 		list_remove(&round->device_link);
 	round->on_device = agent_round_concerns_device(round);

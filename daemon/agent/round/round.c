@@ -57,7 +57,7 @@ static void round_unlink(struct agent_round *round)
 	list_remove(&round->link);
 	list_remove(&round->job_link);
 	agent_schedule_remove(round);
-	/* On a line of the cache that nothing else looks at here. */
+	/* No other round waits for a device: the link is on a line of the cache that is else not needed here. */
 	if (round->on_device)
 		list_remove(&round->device_link);
 	job_of(round)->n_open_rounds--;

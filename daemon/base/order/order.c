@@ -104,9 +104,9 @@ int order_insert(struct order *order, const struct order_item *item)
 
 struct order_item order_take(struct order *order)
 {
-	const struct order_item item = *order_first(order);
+	const struct order_item *first = order_first(order), item = *first;
 
-	if (order_first(order) == order->heap) {
+	if (first == order->heap) {
 		heap_remove_at(order, 0);
 	} else {
 		order->first++;

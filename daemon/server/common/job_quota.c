@@ -19,7 +19,7 @@ static struct list spare = LIST_INIT(spare);
 
 /*
  * The last release of a charge still goes to quota->parent after it has brought used to 0: the
- * parent stays, since nothing but the limit is written here. Of batches it gives back what is left, another job's too.
+ * parent stays, since nothing but the limit is written here. The last release gives back what is left of batches, too, which by then may be another job's.
  */
 struct quota *job_quota_take(uint64_t limit, struct quota *parent)
 {

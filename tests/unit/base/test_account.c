@@ -257,9 +257,9 @@ TEST(a_batch_is_taken_from_the_parent_and_given_back)
 	ASSERT_EQ(quota_used(&parent), 10240);
 	ASSERT_EQ(quota_charge(&child, 1), QUOTA_E_FULL);
 	quota_release(&child, 1240);
-	/* Nor does one that is refused leave anything. */
-	ASSERT_EQ(quota_charge(&child, 1241), QUOTA_E_FULL);
 	ASSERT_EQ(quota_used(&parent), 9000);
+	/* A charge that is refused leaves nothing. */
+	ASSERT_EQ(quota_charge(&child, 1241), QUOTA_E_FULL);
 	ASSERT_EQ(quota_used(&parent), 9000);
 	quota_done(&child);
 }
