@@ -63,7 +63,8 @@ struct gpu_arena {
 	struct failure why; /* REFUSED */
 };
 
-enum gpu_worker_state { WORKER_RUNNING, WORKER_ENDING, WORKER_DEAD };
+/* DYING: it is killed, and may still be at what it has begun: a driver takes its time to let go of a process. */
+enum gpu_worker_state { WORKER_RUNNING, WORKER_ENDING, WORKER_DYING, WORKER_DEAD };
 
 struct gpu_watch {
 	struct list link; /* the session's: on a lane, or none is free or it is too early for one */
@@ -110,8 +111,9 @@ struct gpu_worker {
 	void *user;
 	enum gpu_worker_state state;
 	bool closed; /* gpu_worker_close() was called */
+	bool ended;  /* it was ENDING when it was killed */
 	bool is_ready;
-	struct failure why; /* DEAD */
+	struct failure why; /* DYING, DEAD */
 	pid_t pid;
 	struct loop_source socket;
 	struct loop_source process; /* pidfd */

@@ -218,7 +218,7 @@ static void on_changed(struct mail *mail)
 	struct gpu_worker *worker = container_of(mail, struct gpu_worker, changed);
 
 	worker->changed_posted = false;
-	if (worker->state != WORKER_DEAD && !worker->closed)
+	if (worker->state < WORKER_DYING && !worker->closed)
 		worker->ops.changed(worker->user);
 }
 
@@ -328,7 +328,7 @@ static void on_socket(struct loop_source *source, uint32_t events)
 	if (events & EPOLLOUT)
 		send_queued(worker);
 	/* Events of one turn; then others have theirs. */
-	for (size_t i = 0; i < 64 && worker->state != WORKER_DEAD && !worker->late.loop; i++) {
+	for (size_t i = 0; i < 64 && worker->state < WORKER_DYING && !worker->late.loop; i++) {
 		r = gpu_event_receive(worker->socket.fd, &event, &fd);
 		if (r == FRAME_E_AGAIN)
 			return;
@@ -347,17 +347,27 @@ static void on_socket(struct loop_source *source, uint32_t events)
 
 /* -- The end ----------------------------------------------------------------------------------- */
 
-/*
- * A process that is no more, or will be in a moment: killed, it touches nothing that it has not
- * begun to.
- */
+static void kill_process(const struct gpu_worker *worker)
+{
+	(void)syscall(SYS_pidfd_send_signal, worker->process.fd, SIGKILL, NULL, 0);
+}
+
+static bool process_is_gone(const struct gpu_worker *worker)
+{
+	siginfo_t info = { 0 };
+
+	return !waitid((idtype_t)P_PIDFD, (id_t)worker->process.fd, &info,
+		       WEXITED | WNOHANG | WNOWAIT) &&
+	       info.si_pid;
+}
+
+/* Of a process that is gone, or was killed: then it waits for its end. */
 static void reap(struct gpu_worker *worker)
 {
 	siginfo_t info = { 0 };
 
 	if (worker->process.fd < 0)
 		return;
-	(void)syscall(SYS_pidfd_send_signal, worker->process.fd, SIGKILL, NULL, 0);
 	while (waitid((idtype_t)P_PIDFD, (id_t)worker->process.fd, &info, WEXITED) &&
 	       errno == EINTR)
 		;
@@ -369,6 +379,8 @@ static struct gpu_worker *worker_free(struct gpu_worker *worker)
 {
 	struct packet *packet;
 
+	if (worker->process.fd >= 0)
+		kill_process(worker);
 	reap(worker);
 	loop_remove(&worker->socket);
 	(void)fd_close(worker->socket.fd);
@@ -427,27 +439,38 @@ static void free_later(struct gpu *gpu)
 	loop_post(gpu->params.loop, &gpu->reap);
 }
 
-void gpu_worker_die(struct gpu_worker *worker, const struct failure *why)
+/* Nothing of its process touches memory any more. */
+static void bury(struct gpu_worker *worker)
 {
-	bool ended = worker->state == WORKER_ENDING;
-
-	if (worker->state == WORKER_DEAD)
-		return;
-	worker->state = WORKER_DEAD;
-	worker->out.n_batch = 0;
-	(void)failure_set(&worker->why, why->status, "the GPU worker of job %s (pid %d): %s",
-			  worker->name, (int)worker->pid, why->text);
 	reap(worker);
-	loop_remove(&worker->socket);
-	loop_timer_cancel(&worker->timer);
-	loop_timer_cancel(&worker->poll);
-	loop_timer_cancel(&worker->late);
-	if (!ended && !worker->closed)
+	worker->state = WORKER_DEAD;
+	if (!worker->ended && !worker->closed)
 		worker->ops.lost(worker->user, &worker->why);
 	gpu_task_worker_died(worker);
 	gpu_memory_worker_died(worker);
 	gpu_direct_close(worker);
 	free_later(worker->gpu);
+}
+
+void gpu_worker_die(struct gpu_worker *worker, const struct failure *why)
+{
+	if (worker->state >= WORKER_DYING)
+		return;
+	worker->ended = worker->state == WORKER_ENDING;
+	worker->state = WORKER_DYING;
+	worker->out.n_batch = 0;
+	(void)failure_set(&worker->why, why->status, "the GPU worker of job %s (pid %d): %s",
+			  worker->name, (int)worker->pid, why->text);
+	kill_process(worker);
+	loop_remove(&worker->socket);
+	loop_timer_cancel(&worker->timer);
+	loop_timer_cancel(&worker->poll);
+	loop_timer_cancel(&worker->late);
+	/* Its end is seen by on_process(), where that can be watched. */
+	if (process_is_gone(worker) ||
+	    (!worker->process.loop &&
+	     loop_add(worker->gpu->params.loop, &worker->process, EPOLLIN)))
+		bury(worker);
 }
 
 static void on_soon(struct mail *mail)
@@ -460,7 +483,7 @@ static void on_soon(struct mail *mail)
 
 void gpu_worker_die_soon(struct gpu_worker *worker, const char *no_memory)
 {
-	if (worker->dies_soon || worker->state == WORKER_DEAD)
+	if (worker->dies_soon || worker->state >= WORKER_DYING)
 		return;
 	worker->dies_soon = true;
 	worker->no_memory = no_memory;
@@ -485,9 +508,13 @@ static void on_process(struct loop_source *source, uint32_t events)
 	char text[64];
 
 	(void)events;
+	if (worker->state == WORKER_DYING) {
+		bury(worker);
+		return;
+	}
 	/* What it said last comes first. */
 	on_socket(&worker->socket, EPOLLIN);
-	if (worker->state == WORKER_DEAD || worker->late.loop)
+	if (worker->state >= WORKER_DYING || worker->late.loop)
 		return;
 	(void)waitid((idtype_t)P_PIDFD, (id_t)source->fd, &info, WEXITED | WNOHANG | WNOWAIT);
 	/*
@@ -512,7 +539,7 @@ static uint64_t deadline_of(const struct gpu_worker *worker)
 
 void gpu_worker_expect(struct gpu_worker *worker)
 {
-	if (worker->timer.loop || worker->late.loop || worker->state == WORKER_DEAD)
+	if (worker->timer.loop || worker->late.loop || worker->state >= WORKER_DYING)
 		return;
 	worker->progress_ns = clock_now_ns();
 	(void)loop_timer_set(worker->gpu->params.loop, &worker->timer, deadline_of(worker));
@@ -617,7 +644,7 @@ void gpu_worker_idle(struct gpu_worker *worker)
 		free_later(worker->gpu);
 		return;
 	}
-	if (worker->state == WORKER_ENDING)
+	if (worker->state != WORKER_RUNNING)
 		return;
 	/* A server may not have answered yet. */
 	if (gpu_direct_is_used(worker)) {
@@ -652,8 +679,11 @@ void gpu_close(struct gpu *gpu)
 
 	gpu->closed = true;
 	(void)failure_set(&why, -ESHUTDOWN, "the daemon is stopping");
-	list_for_each (worker, &gpu->workers, link)
+	list_for_each (worker, &gpu->workers, link) {
 		gpu_worker_die(worker, &why);
+		if (worker->state == WORKER_DYING)
+			bury(worker);
+	}
 	gpu_staging_grant(gpu);
 	free_dead(gpu);
 }
