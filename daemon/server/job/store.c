@@ -447,10 +447,20 @@ static struct slot *slot_take(struct job *job)
 	return slot;
 }
 
-int slot_new(struct tensor *tensor, const struct delivery *delivery, struct slot **ret_slot)
+int slot_charge(struct slot *slot, uint64_t len)
+{
+	if (quota_charge(slot->job->memory.quota, len))
+		return QUOTA_E_FULL;
+	slot->charged += len;
+	return 0;
+}
+
+int slot_new(struct tensor *tensor, const struct delivery *delivery, uint64_t len,
+	     struct slot **ret_slot)
 {
 	const struct data_header *header = &delivery->header;
 	struct job *job = tensor->job;
+	uint64_t charge = slot_len(job) + len;
 	struct round *round = NULL;
 	struct part *part = NULL;
 	struct slot *slot;
@@ -459,7 +469,7 @@ int slot_new(struct tensor *tensor, const struct delivery *delivery, struct slot
 	r = part_get(tensor, header, &part);
 	if (r)
 		return r;
-	if (quota_charge(job->memory.quota, slot_len(job)))
+	if (quota_charge(job->memory.quota, charge))
 		return QUOTA_E_FULL;
 	slot = slot_take(job);
 	r = slot ? round_get(tensor, header, &round) : error_origin(-errno);
@@ -468,7 +478,7 @@ int slot_new(struct tensor *tensor, const struct delivery *delivery, struct slot
 		slot->is_far = !r;
 	}
 	if (r) {
-		quota_release(job->memory.quota, slot_len(job));
+		quota_release(job->memory.quota, charge);
 		if (slot)
 			list_push_front(&job->store.spare, &slot->in_job);
 		if (round)
@@ -480,7 +490,7 @@ int slot_new(struct tensor *tensor, const struct delivery *delivery, struct slot
 	slot->round = round;
 	slot->header = *header;
 	slot->since_ns = delivery->at_ns;
-	slot->charged = slot_len(job);
+	slot->charged = charge;
 	slot->inputs = (const void **)(slot->from + job->n_nodes);
 	slot->number = (uint32_t *)(slot->inputs + job->n_nodes);
 	slot->acked = (uint8_t *)(slot->number + job->n_nodes);

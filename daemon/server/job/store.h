@@ -168,10 +168,13 @@ void part_close(struct part *part, uint64_t number);
 /* The slot for a contribution, or NULL. */
 struct slot *slot_find(const struct part *part, uint64_t number);
 /*
- * A slot for the first contribution to a part's round, with part and round made if need be. Returns 0, QUOTA_E_FULL,
- * or -ENOMEM.
+ * A slot for the first contribution to a part's round, with part and round made if need be; charged for itself, and for len bytes
+ * that came. Returns 0, QUOTA_E_FULL, or -ENOMEM.
  */
-int slot_new(struct tensor *tensor, const struct delivery *delivery, struct slot **ret_slot);
+int slot_new(struct tensor *tensor, const struct delivery *delivery, uint64_t len,
+	     struct slot **ret_slot);
+/* Charges it for len bytes more. Returns 0 or QUOTA_E_FULL. */
+int slot_charge(struct slot *slot, uint64_t len);
 /* Into another list of its job. */
 void slot_move(struct slot *slot, struct list *to);
 /* All have come. */

@@ -712,7 +712,7 @@ static int offer_new(struct tensor *tensor, struct delivery *delivery, struct sl
 	int r = 0;
 
 	if (!*slot)
-		r = slot_new(tensor, delivery, slot);
+		r = slot_new(tensor, delivery, 0, slot);
 	if (!r)
 		r = take_result(*slot, delivery);
 	if (r && *slot && !(*slot)->n_expected)

@@ -159,22 +159,14 @@ static void late(struct job *job, struct delivery *delivery, int status, const c
 	       delivery->header.part, text);
 }
 
-static struct slot *slot_of(const struct tensor *tensor, const struct data_header *h)
-{
-	struct part *part = part_find(tensor, h);
-
-	return part ? slot_find(part, h->round) : NULL;
-}
-
 /*
- * Whether a contribution, or piece of a list of rows, still counts. If not, it has been answered.
+ * Whether a contribution, or piece of a list of rows, still counts. If not, it has been answered. slot: NULL: there is none yet.
  */
-static bool is_new(struct tensor *tensor, struct delivery *delivery, uint32_t piece)
+static bool is_new(struct tensor *tensor, const struct part *part, const struct slot *slot,
+		   struct delivery *delivery, uint32_t piece)
 {
 	const struct data_header *h = &delivery->header;
 	struct failed_round *failed = tensor_failed(tensor, h->round);
-	struct part *part = part_find(tensor, h);
-	struct slot *slot = part ? slot_find(part, h->round) : NULL;
 
 	if (failed) {
 		metric_count(&tensor->job->server->late, 1);
@@ -200,12 +192,10 @@ static bool is_new(struct tensor *tensor, struct delivery *delivery, uint32_t pi
  * A contribution that contradicts an earlier one fails the round for all. Returns false then; it
  * has been answered.
  */
-static bool agrees(struct tensor *tensor, struct delivery *delivery)
+static bool agrees(struct tensor *tensor, const struct slot *slot, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
-	struct round *round = round_find(tensor, h->round);
-	struct part *part = part_find(tensor, h);
-	struct slot *slot = part ? slot_find(part, h->round) : NULL;
+	struct round *round = slot ? slot->round : round_find(tensor, h->round);
 	struct failure failure;
 
 	if (round && round->failing) {
@@ -285,48 +275,25 @@ void round_over_quota(struct job *job, struct delivery *delivery)
 	job_fail(job, &failure, NULL);
 }
 
-/* Its job is woken when the time is up that it has. */
-static int new_slot(struct tensor *tensor, const struct delivery *delivery, struct slot **ret_slot)
+/*
+ * Charges the slot with the payload. Where there is none yet, *slot is NULL, and becomes a new one; its job is woken when the time is
+ * up that it has. A positive or negative result leaves neither slot nor payload charged.
+ */
+static int slot_get(struct tensor *tensor, const struct delivery *delivery, struct slot **slot)
 {
-	struct job *job = tensor->job;
-	struct slot *slot;
+	/* What a colocated agent lends is the trainer's own memory. */
+	uint64_t len = delivery->payload_block ? delivery->header.len : 0;
 	int r;
 
-	r = slot_new(tensor, delivery, &slot);
+	if (*slot)
+		return slot_charge(*slot, len);
+	r = slot_new(tensor, delivery, len, slot);
 	if (r)
 		return r;
-	r = job_wake_by(job, slot->since_ns + first_deadline_ns(job));
-	if (r) {
-		slot_free(slot);
-		return r;
-	}
-	*ret_slot = slot;
-	return 0;
-}
-
-/*
- * The slot for it, charged with its payload. A positive or negative result leaves nothing charged.
- */
-static int slot_get(struct tensor *tensor, const struct delivery *delivery, struct slot **ret_slot)
-{
-	const struct data_header *h = &delivery->header;
-	struct part *part = part_find(tensor, h);
-	struct slot *slot = part ? slot_find(part, h->round) : NULL;
-	struct job *job = tensor->job;
-	/* What a colocated agent lends is the trainer's own memory. */
-	uint64_t len = delivery->payload_block ? h->len : 0;
-	int r;
-
-	if (quota_charge(job->memory.quota, len))
-		return QUOTA_E_FULL;
-	r = slot ? 0 : new_slot(tensor, delivery, &slot);
-	if (r) {
-		quota_release(job->memory.quota, len);
-		return r;
-	}
-	slot->charged += len;
-	*ret_slot = slot;
-	return 0;
+	r = job_wake_by(tensor->job, (*slot)->since_ns + first_deadline_ns(tensor->job));
+	if (r)
+		slot_free(TAKE_PTR(*slot));
+	return r;
 }
 
 /*
@@ -391,6 +358,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	struct data_piece piece;
 	struct failure failure;
 	struct tensor *tensor;
+	struct part *part;
 	struct slot *slot;
 	struct data_header header;
 	int32_t priority;
@@ -428,17 +396,17 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	}
 	if (flags && rows_again(tensor, delivery, &piece, number, flags))
 		return;
-	if (!is_new(tensor, delivery, number) || !agrees(tensor, delivery))
+	part = part_find(tensor, h);
+	slot = part ? slot_find(part, h->round) : NULL;
+	if (!is_new(tensor, part, slot, delivery, number) || !agrees(tensor, slot, delivery))
 		return;
-	slot = job->retention.resume && !by_rows ? slot_of(tensor, h) : NULL;
-	if (slot && (slot->kept || slot->from[h->node])) {
+	if (slot && job->retention.resume && !by_rows && (slot->kept || slot->from[h->node])) {
 		if (job->stragglers.quorum)
 			measure(slot, node, at_ns);
 		quorum_again(slot, delivery);
 		return;
 	}
-	slot = job->stragglers.quorum ? slot_of(tensor, h) : NULL;
-	if (slot && slot->late) {
+	if (slot && job->stragglers.quorum && slot->late) {
 		measure(slot, node, at_ns);
 		quorum_late(slot, delivery);
 		return;

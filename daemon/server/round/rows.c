@@ -140,14 +140,6 @@ bool rows_has(const struct slot *slot, uint32_t node, uint32_t part)
 	return from && part < from->n_pieces && from->blocks[part];
 }
 
-static int slot_charge(struct slot *slot, uint64_t len)
-{
-	if (quota_charge(slot->job->memory.quota, len))
-		return QUOTA_E_FULL;
-	slot->charged += len;
-	return 0;
-}
-
 static int rows_new(struct slot *slot, const struct data_piece *piece, uint64_t charged)
 {
 	struct job *job = slot->job;
