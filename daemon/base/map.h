@@ -45,7 +45,7 @@ void map_remove(struct map *map, struct map_entry *entry);
 /* First entry with this hash, or NULL; then the next with the same hash. */
 struct map_entry *map_find(const struct map *map, uint64_t hash);
 struct map_entry *map_find_next(const struct map_entry *entry);
-/* Any entry, then the next in no order; NULL at the end. The map must not change in between. */
+/* Any entry, then the next in no order; NULL at the end. In between nothing is added, and what map_next() has returned stays. */
 struct map_entry *map_first(const struct map *map);
 struct map_entry *map_next(const struct map *map, const struct map_entry *entry);
 /* Releases the buckets; the entries are the caller's and must have been dealt with. The quota stays who is charged. */

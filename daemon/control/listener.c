@@ -317,6 +317,7 @@ int control_new(const struct control_params *params, struct control **ret_contro
 	control->listener.ready = on_connection;
 	control->retry.expired = on_retry;
 	list_init(&control->sessions);
+	list_init(&control->over);
 	ring_watch(control);
 	watch_holes(control);
 	control->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -386,8 +387,7 @@ struct control *control_free(struct control *control)
 	control_close(control);
 	list_for_each_safe (session, next, &control->sessions, link)
 		(void)session_free(session);
-	if (control->reaping)
-		loop_unpost(control->params.loop, &control->reap);
+	loop_abort(&control->reap);
 	ring_unwatch(control);
 	loop_remove(&control->holes);
 	if (control->watches_holes)

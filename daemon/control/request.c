@@ -497,12 +497,11 @@ static void on_imported(void *user, const struct failure *why)
 	struct session *session = buffer->user;
 	uint64_t id = buffer->cookie;
 
-	/* It was given up, and a request still holds it. */
-	if (buffer->released)
+	/* It was given up, and a request still holds it; or will be. */
+	if (buffer->released || session->state == SESSION_CLOSED)
 		return;
 	if (why) {
 		map_remove(&session->memory.buffers, &buffer->entry);
-		session->memory.n_buffers--;
 		session_drop_buffer(session, buffer, 0);
 	}
 	session_answer(session, id, why ? why->status : 0, why ? why->text : NULL);
@@ -520,7 +519,7 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 	else if (!m->buffer || map_find(&session->memory.buffers, m->buffer))
 		r = failure_set(&failure, -EEXIST, "buffer %u is %s", m->buffer,
 				m->buffer ? "shared already" : "no number");
-	else if (session->memory.n_buffers >= session->control->params.max_buffers)
+	else if (session->memory.buffers.n_entries >= session->control->params.max_buffers)
 		r = failure_set(&failure, -EDQUOT,
 				"%u buffers are shared already: that is max_buffers",
 				session->control->params.max_buffers);
@@ -539,7 +538,6 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 		return;
 	}
 	buffer->number = m->buffer;
-	session->memory.n_buffers++;
 	buffer->user = session;
 	buffer->cookie = in->id;
 	if (!buffer->device || !session->job.is_in || session->job.join_id ||
@@ -559,7 +557,6 @@ static void handle_unshare(const struct incoming *in, const Bps__Control__Unshar
 		return;
 	}
 	map_remove(&session->memory.buffers, entry);
-	session->memory.n_buffers--;
 	buffer = container_of(entry, struct buffer, entry);
 	session_drop_buffer(session, buffer, in->id);
 }

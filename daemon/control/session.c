@@ -24,6 +24,8 @@
 #define HOLES_BATCH 16
 /* So many packets that have waited are sent in one go. */
 #define SENT_BATCH 16
+/* Buffers given up in one step of a chore: some 50 us. */
+#define DROP_STEP 16
 
 struct packet {
 	struct list link;
@@ -189,34 +191,31 @@ static void send_queued(struct session *session)
 static bool is_over(const struct session *session)
 {
 	return session->state == SESSION_CLOSED && !session->n_pending &&
-	       !session->memory.n_releasing && !session->porter.take.note &&
-	       !session->porter.end.note;
+	       !session->memory.next_to_drop && !session->memory.n_releasing &&
+	       !session->porter.take.note && !session->porter.end.note;
 }
 
-static void on_reap(struct mail *mail)
+static bool on_reap(struct chore *chore)
 {
-	struct control *control = container_of(mail, struct control, reap);
-	struct session *session, *next;
+	struct control *control = container_of(chore, struct control, reap);
+	struct session *session = list_first(&control->over, struct session, over_link);
 
-	control->reaping = false;
-	list_for_each_safe (session, next, &control->sessions, link)
-		if (is_over(session))
-			(void)session_free(session);
-}
-
-static void reap_later(struct control *control)
-{
-	if (control->reaping)
-		return;
-	control->reaping = true;
-	control->reap.run = on_reap;
-	loop_post(control->params.loop, &control->reap);
+	/* One that could not begin is freed at once. */
+	if (session)
+		(void)session_free(session);
+	return !list_empty(&control->over);
 }
 
 static void reap_if_over(struct session *session)
 {
-	if (is_over(session))
-		reap_later(session->control);
+	struct control *control = session->control;
+
+	if (!is_over(session))
+		return;
+	list_remove(&session->over_link);
+	list_push_back(&control->over, &session->over_link);
+	control->reap.step = on_reap;
+	loop_begin(control->params.loop, &control->reap);
 }
 
 static void on_end_over(struct porter_errand *errand)
@@ -486,30 +485,52 @@ void session_freeze(struct session *session)
 	ring_freeze(session);
 }
 
+/* What is in flight holds its own. To find the first that is left takes as long as there are gone. */
+static void drop_next(struct session *session)
+{
+	struct session_memory *memory = &session->memory;
+	struct map_entry *entry = memory->next_to_drop;
+	struct buffer *buffer = container_of(entry, struct buffer, entry);
+
+	memory->next_to_drop = map_next(&memory->buffers, entry);
+	map_remove(&memory->buffers, entry);
+	/* Others that are in use are likely to have holes, too. */
+	if (memory->has_holes && buffer->refs > 1 && !buffer->device)
+		buffer_bury(buffer, session->control->params.loop);
+	session_drop_buffer(session, buffer, 0);
+}
+
+static bool on_drop(struct chore *chore)
+{
+	struct session *session = container_of(chore, struct session, memory.drop);
+	uint64_t began_ns = clock_now_ns();
+
+	for (unsigned i = 0; session->memory.next_to_drop && i < DROP_STEP; i++)
+		drop_next(session);
+	session_charge_pace(session, began_ns);
+	if (session->memory.next_to_drop)
+		return true;
+	reap_if_over(session);
+	return false;
+}
+
 void session_close(struct session *session, const char *how)
 {
-	struct map_entry *entry, *next;
-
 	if (session->state == SESSION_CLOSED)
 		return;
 	session->state = SESSION_CLOSED;
+	/* It is not over before these are given up. */
+	session->memory.next_to_drop = map_first(&session->memory.buffers);
 	close_descriptors(session);
 	agent_abandon(&session->job.member, how);
 	session->job.is_in = false;
 	session_release_ledger(session);
 	session_drop_tensors(session, NULL);
-	/* What is in flight holds its own. All go at once: to find the first that is left takes as long as there are gone. */
-	for (entry = map_first(&session->memory.buffers); entry; entry = next) {
-		struct buffer *buffer = container_of(entry, struct buffer, entry);
-
-		next = map_next(&session->memory.buffers, entry);
-		/* Others that are in use are likely to have holes, too. */
-		if (session->memory.has_holes && buffer->refs > 1 && !buffer->device)
-			buffer_bury(buffer, session->control->params.loop);
-		session_drop_buffer(session, buffer, 0);
-	}
-	map_done(&session->memory.buffers);
-	reap_if_over(session);
+	session->memory.drop.step = on_drop;
+	if (session->memory.next_to_drop)
+		loop_begin(session->control->params.loop, &session->memory.drop);
+	else
+		reap_if_over(session);
 }
 
 void session_fail(struct session *session, const char *format, ...)
@@ -637,7 +658,11 @@ struct session *session_free(struct session *session)
 	uint64_t began_ns = clock_now_ns();
 
 	session_close(session, "was closed");
+	loop_abort(&session->memory.drop);
+	while (session->memory.next_to_drop)
+		drop_next(session);
 	list_remove(&session->link);
+	list_remove(&session->over_link);
 	control->n_sessions--;
 	porter_forget(&session->porter.take);
 	porter_forget(&session->porter.end);

@@ -3,7 +3,7 @@
  *
  *	GREETING	connected, nothing said yet
  *	OPEN		Hello was answered: requests are taken, the ring is drained
- *	CLOSED		descriptors are closed and the job has been told; waits until nothing in flight uses its memory
+ *	CLOSED		descriptors are closed and the job has been told; waits until its buffers are given up and not in use any more
  */
 #pragma once
 
@@ -40,8 +40,8 @@ struct control {
 	struct places buffers; /* of trainers, mapped; closed sessions' too */
 	bool watches_holes;
 	struct loop_source holes; /* pages of these that are not there any more */
-	struct mail reap;	  /* frees closed sessions, when nobody up the stack uses them */
-	bool reaping;
+	struct list over;	  /* closed sessions that nothing uses any more: over_link */
+	struct chore reap;	  /* frees these, when nobody up the stack uses them */
 	struct fair rings;  /* sessions with packets or entries to be taken, by job; cost: time */
 	size_t n_rung_deep; /* of them, those for whose entries nothing gives way */
 	uint64_t n_rung, n_drains;
@@ -141,9 +141,10 @@ struct session_deferred {
 /* What the trainer shares. */
 struct session_memory {
 	struct map buffers; /* struct buffer by number */
-	size_t n_buffers;
+	struct chore drop;  /* of a closed session: gives up its buffers, this one next */
+	struct map_entry *next_to_drop;
 	bool has_holes;	    /* its trainer has given back pages that it shares */
-	size_t n_releasing; /* unshared, or of a closed session, and still imported by a worker */
+	size_t n_releasing; /* given up, and still in use */
 	struct quota quota; /* bytes mapped, and what its job's ledger takes */
 };
 
@@ -174,7 +175,7 @@ struct session_job {
 
 struct session {
 	struct control *control;
-	struct list link;
+	struct list link, over_link;
 	enum session_state state;
 	uint32_t pid, uid;
 	struct account *account; /* of its user; or NULL */
@@ -183,8 +184,7 @@ struct session {
 	struct loop_source socket;
 	struct loop_source process; /* pidfd, or -1 */
 	struct loop_source doorbell;
-	struct loop_timer
-		timer; /* GREETING: for Hello; then, once the trainer has hung up: for its end */
+	struct loop_timer timer; /* for Hello; and once the trainer has hung up, for its end */
 	struct session_outbox outbox;
 	struct session_porter porter;
 	struct session_ring ring;

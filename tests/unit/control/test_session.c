@@ -1,4 +1,6 @@
 /* Sessions, with trainers by hand: connecting, packets, jobs, memory, and what ends a session. */
+#include "../base/chores.h"
+#include "control/session.h"
 #include "door.h"
 #include "proto/pack.h"
 #include <fcntl.h>
@@ -701,6 +703,101 @@ TEST(buffers_have_numbers_and_limits)
 	ASSERT_EQ(trainer_share(&trainer, 1, fd, 10000, text), 0);
 	(void)fd_close(fd);
 	trainer_close(&trainer);
+}
+
+#define N_BUFFERS 64
+
+/* What else the thread has to do meanwhile: sees what there is between two steps of others. */
+struct other {
+	struct chore chore;
+	struct control *control;
+	unsigned n_some_left; /* times that the first session had some of its buffers and not all */
+	size_t n_sessions, n_gone_most;
+};
+
+static bool on_other(struct chore *chore)
+{
+	struct other *other = container_of(chore, struct other, chore);
+	const struct session *first = list_first(&other->control->sessions, struct session, link);
+	size_t n_sessions = control_n_sessions(other->control),
+	       n = first ? first->memory.buffers.n_entries : 0;
+
+	other->n_some_left += n > 0 && n < N_BUFFERS;
+	other->n_gone_most = MAX(other->n_gone_most, other->n_sessions - n_sessions);
+	other->n_sessions = n_sessions;
+	return true;
+}
+
+static void other_begin(struct other *other, struct door *door)
+{
+	*other = (struct other){ .chore = { .step = on_other },
+				 .control = door->control,
+				 .n_sessions = control_n_sessions(door->control) };
+	loop_begin(door->loop, &other->chore);
+}
+
+/* However many they are: others have their turns in between. */
+TEST(buffers_of_who_hangs_up_are_given_up_in_pieces)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct trainer trainer;
+	struct other other;
+	int fd = memory_new(4096, NULL);
+
+	trainer_open(&trainer, door);
+	for (uint32_t i = 1; i <= N_BUFFERS; i++)
+		ASSERT_OK(trainer_share(&trainer, i, fd, 4096, NULL));
+	chores_hold();
+	trainer_close(&trainer);
+	DOOR_UNTIL(door, chores_n_held());
+	ASSERT_EQ(control_n_sessions(door->control), 1);
+	chores_go_on();
+	other_begin(&other, door);
+	DOOR_UNTIL(door, !control_n_sessions(door->control));
+	loop_abort(&other.chore);
+	ASSERT_INT(other.n_some_left, >=, 3);
+	(void)fd_close(fd);
+}
+
+/* However many are over at once. */
+TEST(sessions_that_are_over_go_one_by_one)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct trainer trainers[8];
+	struct other other;
+
+	for (unsigned i = 0; i < ARRAY_SIZE(trainers); i++)
+		trainer_open(&trainers[i], door);
+	chores_hold();
+	for (unsigned i = 0; i < ARRAY_SIZE(trainers); i++)
+		trainer_close(&trainers[i]);
+	for (unsigned i = 0; i < 100; i++)
+		ASSERT_OK(loop_turn(door->loop, 0));
+	DOOR_UNTIL(door, chores_n_held());
+	ASSERT_EQ(control_n_sessions(door->control), ARRAY_SIZE(trainers));
+	chores_go_on();
+	other_begin(&other, door);
+	DOOR_UNTIL(door, !control_n_sessions(door->control));
+	loop_abort(&other.chore);
+	ASSERT_INT(other.n_gone_most, <=, 2);
+}
+
+/* And at once where the daemon ends. */
+TEST(buffers_that_are_left_go_with_the_door)
+{
+	struct door *door = door_new(NULL);
+	struct trainer trainer;
+	int fd = memory_new(4096, NULL);
+
+	trainer_open(&trainer, door);
+	for (uint32_t i = 1; i <= N_BUFFERS; i++)
+		ASSERT_OK(trainer_share(&trainer, i, fd, 4096, NULL));
+	chores_hold();
+	trainer_close(&trainer);
+	DOOR_UNTIL(door, chores_n_held());
+	chores_go_on();
+	(void)door_free(door);
+	(void)fd_close(fd);
 }
 
 /* -- Tensors ------------------------------------------------------------------------------------------------------ */
