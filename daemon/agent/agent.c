@@ -213,6 +213,7 @@ struct agent *agent_free(struct agent *agent)
 	metric_unregister(&agent->copied_rows);
 	arrivals_spread_done(&agent->spread);
 	map_done(&agent->waiting);
+	map_done(&agent->discovered);
 	free(agent);
 	return NULL;
 }

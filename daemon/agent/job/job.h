@@ -50,8 +50,9 @@ struct agent {
 	struct list send_queues; /* queues towards servers: send_queue.c */
 	struct mail reap;	 /* frees jobs that are over, when nobody up the stack uses them */
 	struct list newcomers;	 /* wait for an elastic job to let them in: regroup.c */
-	struct map waiting;	 /* how many of these wait for each job: regroup.c */
-	struct list discoveries; /* jobs on other nodes that they are for: discovery.c */
+	struct map waiting;	 /* these, by the job that they wait for: regroup.c */
+	struct list discoveries; /* jobs on other nodes that they are for: discovery.c; */
+	struct map discovered;	 /* and by job */
 	struct loop_timer newcomers_timer;
 	struct agent_absences absences;
 	bool reaping, closed;

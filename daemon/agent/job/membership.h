@@ -92,6 +92,7 @@ void agent_uninformed_let_in(struct agent_newcomer *newcomer);
 /* regroup.c: newcomers, and the next run. */
 struct agent_newcomer {
 	struct list link;
+	struct list of_job; /* among those that wait for the same job */
 	struct agent *agent;
 	struct agent_member *member;
 	char job[JOB_NAME_MAX + 1];
@@ -102,6 +103,11 @@ struct agent_newcomer {
 };
 bool agent_newcomer_is_for(const struct agent_newcomer *newcomer, const char *job,
 			   const uint8_t *secret_digest);
+/* Those that wait for a job, by of_job; NULL: there are none. Others' newcomers cost nothing. */
+const struct list *agent_newcomers_of(const struct agent *agent, const char *job,
+				      const uint8_t *secret_digest);
+/* Of a job that is meant by this name and with this secret. */
+uint64_t agent_newcomers_hash(const char *job, const uint8_t *secret_digest);
 /* It is told, and waits no more. */
 void agent_newcomer_fail(struct agent_newcomer *newcomer, const struct failure *failure);
 /* Whether it is the job that somebody means by this name and with this secret. */

@@ -7,6 +7,9 @@
 #include <openssl/crypto.h>
 #include <stdio.h>
 
+/* Newcomers that are told in one go that their time is over. */
+#define EXPIRE_MAX 64
+
 /* -- Newcomers ----------------------------------------------------------------------------------------------------- */
 
 static bool is_same(const char *name, const uint8_t *secret_digest, const char *other,
@@ -32,15 +35,16 @@ static bool is_for(const struct agent_newcomer *newcomer, const struct agent_job
 	return agent_newcomer_is_for(newcomer, job->owner.name, job->owner.secret_digest);
 }
 
-/* How many wait for one job: a rank asks with each request, and others' newcomers cost it nothing. */
+/* Those that wait for one job: a rank asks with each request how many. */
 struct agent_waiting {
 	struct map_entry entry; /* agent->waiting */
 	char job[JOB_NAME_MAX + 1];
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	struct list newcomers;
 	uint32_t n;
 };
 
-static uint64_t hash_of(const char *job, const uint8_t *secret_digest)
+uint64_t agent_newcomers_hash(const char *job, const uint8_t *secret_digest)
 {
 	uint64_t hashes[2] = { map_hash_string(job), map_hash(secret_digest, SECRET_DIGEST_LEN) };
 
@@ -50,7 +54,8 @@ static uint64_t hash_of(const char *job, const uint8_t *secret_digest)
 static struct agent_waiting *waiting_find(const struct agent *agent, const char *job,
 					  const uint8_t *secret_digest)
 {
-	struct map_entry *entry = map_find(&agent->waiting, hash_of(job, secret_digest));
+	struct map_entry *entry =
+		map_find(&agent->waiting, agent_newcomers_hash(job, secret_digest));
 
 	for (; entry; entry = map_find_next(entry)) {
 		struct agent_waiting *waiting = container_of(entry, struct agent_waiting, entry);
@@ -61,7 +66,15 @@ static struct agent_waiting *waiting_find(const struct agent *agent, const char 
 	return NULL;
 }
 
-static int waiting_add(const struct agent_newcomer *newcomer)
+const struct list *agent_newcomers_of(const struct agent *agent, const char *job,
+				      const uint8_t *secret_digest)
+{
+	const struct agent_waiting *waiting = waiting_find(agent, job, secret_digest);
+
+	return waiting ? &waiting->newcomers : NULL;
+}
+
+static int waiting_add(struct agent_newcomer *newcomer)
 {
 	struct agent *agent = newcomer->agent;
 	struct agent_waiting *waiting = waiting_find(agent, newcomer->job, newcomer->secret_digest);
@@ -73,7 +86,9 @@ static int waiting_add(const struct agent_newcomer *newcomer)
 			return error_origin(-ENOMEM);
 		memcpy(waiting->job, newcomer->job, sizeof(waiting->job));
 		memcpy(waiting->secret_digest, newcomer->secret_digest, SECRET_DIGEST_LEN);
-		r = map_add(&agent->waiting, hash_of(waiting->job, waiting->secret_digest),
+		list_init(&waiting->newcomers);
+		r = map_add(&agent->waiting,
+			    agent_newcomers_hash(waiting->job, waiting->secret_digest),
 			    &waiting->entry);
 		if (r) {
 			free(waiting);
@@ -81,14 +96,16 @@ static int waiting_add(const struct agent_newcomer *newcomer)
 		}
 	}
 	waiting->n++;
+	list_push_back(&waiting->newcomers, &newcomer->of_job);
 	return 0;
 }
 
-static void waiting_remove(const struct agent_newcomer *newcomer)
+static void waiting_remove(struct agent_newcomer *newcomer)
 {
 	struct agent *agent = newcomer->agent;
 	struct agent_waiting *waiting = waiting_find(agent, newcomer->job, newcomer->secret_digest);
 
+	list_remove(&newcomer->of_job);
 	if (--waiting->n)
 		return;
 	map_remove(&agent->waiting, &waiting->entry);
@@ -186,13 +203,15 @@ static void on_newcomers_timer(struct loop_timer *timer)
 	uint64_t now_ns = clock_now_ns(), next_ns = CLOCK_NEVER;
 	struct agent_newcomer *newcomer, *next;
 	struct failure failure;
+	unsigned n = 0;
 	char time[32];
 
 	list_for_each_safe (newcomer, next, &agent->newcomers, link) {
-		if (newcomer->deadline_ns > now_ns) {
+		if (newcomer->deadline_ns > now_ns || n == EXPIRE_MAX) {
 			next_ns = MIN(next_ns, newcomer->deadline_ns);
 			continue;
 		}
+		n++;
 		(void)agent_time_text(time, newcomer->timeout_ms * NSEC_PER_MSEC);
 		(void)failure_set(
 			&failure, -ETIMEDOUT,
@@ -202,8 +221,9 @@ static void on_newcomers_timer(struct loop_timer *timer)
 			newcomer->job, time);
 		agent_newcomer_fail(newcomer, &failure);
 	}
+	/* Those whose time is over, too, not before the next turn. */
 	if (next_ns != CLOCK_NEVER)
-		(void)loop_timer_set(agent->params.loop, timer, next_ns);
+		(void)loop_timer_set(agent->params.loop, timer, MAX(next_ns, now_ns + 1));
 }
 
 struct agent_job *agent_elastic_find(struct agent *agent, const char *name,

@@ -15,7 +15,8 @@
 #define NO_TIMEOUT_MS (365ull * 24 * 3600 * 1000)
 
 struct discovery {
-	struct list link; /* agent->discoveries */
+	struct list link;	/* agent->discoveries */
+	struct map_entry entry; /* agent->discovered */
 	struct agent *agent;
 	char job[JOB_NAME_MAX + 1];
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
@@ -49,13 +50,21 @@ static void fail_all(const struct discovery *discovery, const struct failure *fa
 			agent_newcomer_fail(newcomer, failure);
 }
 
+static const struct list *newcomers_of(const struct discovery *discovery)
+{
+	return agent_newcomers_of(discovery->agent, discovery->job, discovery->secret_digest);
+}
+
 static uint32_t count(const struct discovery *discovery)
 {
+	const struct list *newcomers = newcomers_of(discovery);
 	const struct agent_newcomer *newcomer;
 	uint32_t n = 0;
 
-	list_for_each (newcomer, &discovery->agent->newcomers, link)
-		n += is_for(discovery, newcomer);
+	if (!newcomers)
+		return 0;
+	list_for_each (newcomer, newcomers, of_job)
+		n += !newcomer->cannot_resume;
 	return MIN(n, JOB_RANKS_MAX);
 }
 
@@ -85,12 +94,10 @@ static int check(const Bps__Cluster__JobJoined *m, uint32_t node, uint32_t n)
 /* Of the newcomer that has waited longest. */
 static struct account *account_of(const struct discovery *discovery)
 {
-	const struct agent_newcomer *newcomer;
+	const struct list *newcomers = newcomers_of(discovery);
 
-	list_for_each (newcomer, &discovery->agent->newcomers, link)
-		if (agent_newcomer_is_for(newcomer, discovery->job, discovery->secret_digest))
-			return newcomer->member->account;
-	return NULL;
+	return newcomers ? list_first(newcomers, struct agent_newcomer, of_job)->member->account
+			 : NULL;
 }
 
 /* The job as this node is in it, with its newcomers. */
@@ -284,6 +291,7 @@ static void end(struct discovery *discovery)
 	struct discovery_call *call, *next;
 
 	list_remove(&discovery->link);
+	map_remove(&discovery->agent->discovered, &discovery->entry);
 	loop_timer_cancel(&discovery->timer);
 	list_for_each_safe (call, next, &discovery->calls, link) {
 		let_go(call);
@@ -333,11 +341,16 @@ static void on_timer(struct loop_timer *timer)
 
 static struct discovery *find(const struct agent_newcomer *newcomer)
 {
-	struct discovery *discovery;
+	struct map_entry *entry =
+		map_find(&newcomer->agent->discovered,
+			 agent_newcomers_hash(newcomer->job, newcomer->secret_digest));
 
-	list_for_each (discovery, &newcomer->agent->discoveries, link)
+	for (; entry; entry = map_find_next(entry)) {
+		struct discovery *discovery = container_of(entry, struct discovery, entry);
+
 		if (agent_newcomer_is_for(newcomer, discovery->job, discovery->secret_digest))
 			return discovery;
+	}
 	return NULL;
 }
 
@@ -367,8 +380,13 @@ void agent_discovery_begin(struct agent_newcomer *newcomer)
 	if (!discovery) {
 		discovery = calloc(1, sizeof(*discovery));
 		/* Without memory it waits for a job of this node alone. */
-		if (!discovery)
+		if (!discovery ||
+		    map_add(&agent->discovered,
+			    agent_newcomers_hash(newcomer->job, newcomer->secret_digest),
+			    &discovery->entry)) {
+			free(discovery);
 			return;
+		}
 		discovery->agent = agent;
 		(void)snprintf(discovery->job, sizeof(discovery->job), "%s", newcomer->job);
 		memcpy(discovery->secret_digest, newcomer->secret_digest, SECRET_DIGEST_LEN);
