@@ -375,10 +375,15 @@ void agent_fetch_requests(const struct agent_declaration *declaration);
 /*
  * Submits. done() may come before it returns. invalid: what the door found wrong with this request already, or NULL: then
  * the round fails for all ranks with these words. A round that is not the declaration's next fails the job (-EPROTO); but
- * a member that was resumed may leave out rounds, which then had ended for it, and not well.
+ * a member that was resumed may leave out rounds, which then had ended for it, and not well. now_ns: when it came.
  */
 void agent_submit(struct agent_declaration *declaration, struct agent_request *request,
-		  const struct failure *invalid);
+		  const struct failure *invalid, uint64_t now_ns);
+/*
+ * Of the rounds that a request for this one leaves out, which may be thousands, deals with a few. Returns whether that was all, so that
+ * the request may be submitted; else it is to be called again, after what else there is to do.
+ */
+bool agent_leave_out(struct agent_declaration *declaration, uint64_t round, uint64_t now_ns);
 /* Gives up a request that waits for other ranks; no effect once its data is moving. */
 void agent_cancel(struct agent_request *request);
 /*

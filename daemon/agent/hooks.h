@@ -97,8 +97,8 @@ struct agent_hooks {
 	/* The same, on one that all ranks here have released: it is forgotten, or not. */
 	void (*tensor_settled)(struct agent_tensor *tensor, bool forgotten);
 	struct agent_part_hooks part;
-	/* Of rows, what was begun at a server that is lost. */
-	void (*rows_begin_anew)(struct agent_job *job, size_t server);
+	/* Of rows, what was begun at these n servers, which are lost, or left. */
+	void (*rows_begin_anew)(struct agent_job *job, size_t first, size_t n);
 	/* A round's turn has come: whether it has a part to begin, and does. */
 	bool (*round_may_begin)(const struct agent_round *round);
 	void (*round_turn)(struct agent_round *round);

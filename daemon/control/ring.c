@@ -389,7 +389,7 @@ static struct session_request *request_for(struct session *session, const struct
 	return request;
 }
 
-static void submit(struct session *session, const struct shm_entry *entry)
+static void submit(struct session *session, const struct shm_entry *entry, uint64_t now_ns)
 {
 	struct session_request *request = request_for(session, entry);
 	const struct agent_outcome nothing = { 0 };
@@ -423,6 +423,13 @@ static void submit(struct session *session, const struct shm_entry *entry)
 							     : "tensor %u: in no job",
 					  entry->tensor);
 		complete(session, entry->slot, entry->ticket, 0, &nothing, &failure);
+		return;
+	}
+
+	if (unlikely(entry->round > tensor->declaration.n_rounds + 1) &&
+	    !agent_leave_out(&tensor->declaration, entry->round, now_ns)) {
+		session->ring.yields = true;
+		session->ring.head--;
 		return;
 	}
 
@@ -485,7 +492,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	request->busy = true;
 	session->n_pending++;
 	session->n_requests++;
-	agent_submit(&tensor->declaration, &request->base, r ? &failure : NULL);
+	agent_submit(&tensor->declaration, &request->base, r ? &failure : NULL, now_ns);
 }
 
 /* -- Draining ----------------------------------------------------------------------------------------------------- */
@@ -576,6 +583,7 @@ static bool next_entry(struct session *session, struct shm_entry *ret_entry)
 static size_t drain(struct session *session, size_t n)
 {
 	struct shm_entry entry;
+	uint64_t now_ns;
 	size_t i;
 
 	session->ring.draining = true;
@@ -586,7 +594,14 @@ static size_t drain(struct session *session, size_t n)
 			session_take_deferred(session);
 		if (session->state != SESSION_OPEN || !next_entry(session, &entry))
 			break;
-		submit(session, &entry);
+		now_ns = clock_now_ns();
+		/* One before it has taken long. */
+		if (i && now_ns >= session->turn.until_ns) {
+			session->ring.yields = true;
+			session->ring.head--;
+			break;
+		}
+		submit(session, &entry, now_ns);
 		if (is_put_off(session))
 			break;
 	}
@@ -757,6 +772,7 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 {
 	struct control *control = session->control;
 	uint64_t flow = session->turn.flow, head = session->ring.head, now_ns;
+	bool more;
 	size_t n;
 
 	session->turn.work &= ~(unsigned)SESSION_ENTRIES;
@@ -774,11 +790,12 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 		pace_jobs_note(&control->pace_jobs, flow, now_ns);
 	if (session->ring.stalled || session->ring.held || session->state != SESSION_OPEN)
 		return now_ns;
+	more = n == RING_BATCH || session->ring.yields;
 	if (is_sated(session)) {
 		list_push_back(&control->deep, &session->ring.unarmed);
-	} else if (n == RING_BATCH && is_deep(session)) {
+	} else if (more && is_deep(session)) {
 		ring_deep(session);
-	} else if (n == RING_BATCH || session->ring.yields) {
+	} else if (more) {
 		ring_work(session, SESSION_ENTRIES);
 	} else if (control->params.spin_ns || loop_lingers(control->params.loop)) {
 		list_push_back(&control->awake, &session->ring.unarmed);

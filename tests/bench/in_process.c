@@ -261,7 +261,7 @@ static void submit(struct node *node, struct agent_declaration *declaration,
 		   struct agent_request *request)
 {
 	request->done = on_done;
-	agent_submit(declaration, request, NULL);
+	agent_submit(declaration, request, NULL, clock_now_ns());
 	await(node);
 }
 

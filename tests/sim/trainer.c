@@ -761,7 +761,7 @@ static void post(struct session *session, void *what)
 	      request->round);
 	request->posted = posted;
 	agent_submit(&session->declarations[tensor_number(session->trainer, tensor)], &posted->base,
-		     NULL);
+		     NULL, clock_now_ns());
 }
 
 static void block(struct session *session, void *what)

@@ -129,6 +129,7 @@ int agent_job_make(struct agent *agent, const struct agent_join *join, struct ag
 	list_init(&job->link);
 	list_init(&job->rounds);
 	list_init(&job->resumption.behind);
+	list_init(&job->schedule.moving);
 	list_init(&job->schedule.scheduled);
 	list_init(&job->memory.spare_rounds);
 	list_init(&job->memory.spare_parts);

@@ -390,7 +390,7 @@ size_t agent_n_suspended(const struct agent *agent)
 	list_for_each (job, &agent->jobs, link) {
 		if (!job->resumption.suspended)
 			continue;
-		list_for_each (round, &job->rounds, job_link)
+		list_for_each (round, &job->schedule.moving, moving_link)
 			n += job->distributed ? n_working(round) : round->n_parts;
 	}
 	return n;

@@ -171,10 +171,11 @@ static uint32_t find_other(const struct agent_job *job, uint32_t index)
 {
 	const struct agent_round *round = round_of(job, index);
 
-	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+	for (uint32_t i = 0; i < job->layout.n_local && !agent_round_is_settled(round); i++) {
 		const struct agent_round *other = round_of(job, i);
 
-		if (!other || other == round || (is_in_order(job, index) && is_in_order(job, i)))
+		if (!other || other == round || agent_round_is_settled(other) ||
+		    (is_in_order(job, index) && is_in_order(job, i)))
 			continue;
 		if (!round->ranks[i].came && !other->ranks[index].came)
 			return i;

@@ -15,6 +15,8 @@
 #define LOOKS_MAX 4096
 /* Questions without an answer: members have as many packets to read. */
 #define ASKED_MAX 1024
+/* Of all members together: where their tensors stay after all, all are told so at once. */
+#define ASKED_ALL_MAX UINT64_C(8192)
 /* Members that are asked in one go, but of a few tensors at least: not all that are asked about are released. */
 #define ASK_STEP    256u
 #define ASK_TENSORS 4u
@@ -82,6 +84,7 @@ static bool may_forget(const struct agent_job *job)
 {
 	return job->state == JOB_RUNNING && !job->resumption.suspended &&
 	       !job->departed.n_leaving && job->tensors.n_asked < ASKED_MAX &&
+	       job->tensors.n_asked * job->layout.n_local < ASKED_ALL_MAX &&
 	       (!job->distributed || agent_names_may_forget(job));
 }
 

@@ -15,6 +15,11 @@
 #define EXPECT_MAX_NS  (50 * NSEC_PER_USEC)
 #define EXPECT_MORE_NS (20 * NSEC_PER_USEC)
 
+/* Rounds that a request leaves out are ended so many at a time. */
+#define LEAVE_OUT_STEP 16
+/* Where more are open, the sweep comes to those that had ended before a restart. */
+#define SETTLE_NOW 64
+
 static struct agent_job *job_of(const struct agent_round *round)
 {
 	return round->job;
@@ -56,13 +61,10 @@ static int round_new(struct agent_tensor *tensor, uint64_t number, uint64_t now_
 	round->tensor = tensor;
 	round->job = job;
 	round->number = number;
-	round->partition_ranks = (struct partition_rank *)&round->ranks[job->layout.n_local];
 	round->turn.priority = INT32_MIN;
 	round->times.deadline_ns = CLOCK_NEVER;
 	round->times.started_ns = now_ns;
 	list_init(&round->parts);
-	list_init(&round->turn.link);
-	list_init(&round->device_link);
 	for (uint32_t i = 0;
 	     (job->membership.n_out || job->membership.n_gone) && i < job->layout.n_local; i++) {
 		round->ranks[i].came = agent_elastic_is_out(job, i);
@@ -279,29 +281,31 @@ static void round_out_of_order(struct agent_declaration *declaration, struct age
 	agent_job_fail(declaration->tensor->job, &failure, NULL);
 }
 
+static bool may_be_next(const struct agent_declaration *declaration, uint64_t round)
+{
+	uint64_t n = round - declaration->n_rounds;
+
+	return n == 1 || (declaration->member->resumed && n && n <= ROUNDS_PER_RANK_MAX);
+}
+
 /*
  * After a restart, rounds that a rank leaves out had ended for it before, and not well: so they end for the others.
- * Returns 0; -EPROTO; or what round_new() returns.
+ * Returns 0, or what round_new() returns.
  */
-static int leave_out(struct agent_declaration *declaration, uint64_t until)
+static int leave_out(struct agent_declaration *declaration, uint64_t until, uint64_t now_ns)
 {
 	struct agent_tensor *tensor = declaration->tensor;
 	struct agent_round *round;
 	struct failure failure;
 	int r;
 
-	if (until <= declaration->n_rounds)
-		return error_origin(-EPROTO);
-	if (until - declaration->n_rounds > 1 &&
-	    (!declaration->member->resumed || until - declaration->n_rounds > ROUNDS_PER_RANK_MAX))
-		return error_origin(-EPROTO);
-	while (declaration->n_rounds + 1 < until) {
-		uint64_t number = ++declaration->n_rounds;
+	for (; declaration->n_rounds + 1 < until; declaration->n_rounds++) {
+		uint64_t number = declaration->n_rounds + 1;
 
 		if (number <= tensor->past_rounds || hopeless(tensor, 0))
 			continue;
 		round = round_find(declaration, number);
-		r = round ? 0 : round_new(tensor, number, clock_now_ns(), &round);
+		r = round ? 0 : round_new(tensor, number, now_ns, &round);
 		if (r)
 			return error_trace(r);
 		declaration->newest = round;
@@ -315,8 +319,22 @@ static int leave_out(struct agent_declaration *declaration, uint64_t until)
 		else
 			agent_round_fail(round, &failure, true);
 	}
-	tensor->reached[declaration->member->index] = ++declaration->n_rounds;
 	return 0;
+}
+
+bool agent_leave_out(struct agent_declaration *declaration, uint64_t round, uint64_t now_ns)
+{
+	struct agent_tensor *tensor = declaration->tensor;
+	uint64_t before = declaration->n_rounds, until = before + LEAVE_OUT_STEP + 1;
+
+	/* What is wrong, agent_submit() finds, too. */
+	if (!may_be_next(declaration, round) || round <= until || tensor->job->end.failure.status)
+		return true;
+	agent_forget_not(tensor);
+	if (tensor->forgetting)
+		return true;
+	(void)leave_out(declaration, until, now_ns);
+	return declaration->n_rounds == before;
 }
 
 /*
@@ -339,20 +357,46 @@ static void request_settle(struct agent_tensor *tensor, uint32_t index,
 	agent_request_end(tensor->job->agent, request, failure.status ? &failure : NULL);
 }
 
-void agent_round_settle(struct agent_tensor *tensor)
+/* Who ended it does not submit it again, so it does not move. */
+static void settle(struct agent_round *round)
+{
+	struct agent_tensor *tensor = round->tensor;
+
+	assert(round->state != ROUND_MOVING);
+	for (uint32_t i = 0; i < agent_round_n_local(round); i++) {
+		struct agent_request *request = agent_round_take(round, i);
+
+		if (request)
+			request_settle(tensor, i, request);
+	}
+	agent_round_recycle(round);
+}
+
+bool agent_round_settle(struct agent_round *round)
+{
+	struct agent_tensor *tensor = round->tensor;
+
+	if (!agent_round_is_settled(round))
+		return false;
+	settle(round);
+	agent_job_let_leave(tensor->job);
+	/* What came behind it has waited. */
+	agent_round_advance(tensor);
+	return true;
+}
+
+void agent_rounds_settle(struct agent_tensor *tensor)
 {
 	struct agent_round *round;
 
-	/* They are in order. Who ended them does not submit them again, so none moves. */
+	/* They are in order. */
 	while ((round = list_first(&tensor->rounds, struct agent_round, link)) &&
-	       round->number <= tensor->past_rounds) {
-		for (uint32_t i = 0; i < agent_round_n_local(round); i++) {
-			struct agent_request *request = agent_round_take(round, i);
-
-			if (request)
-				request_settle(tensor, i, request);
+	       agent_round_is_settled(round)) {
+		if (tensor->job->n_open_rounds > SETTLE_NOW) {
+			agent_sweep(tensor->job);
+			return;
 		}
-		agent_round_recycle(round);
+		settle(round);
 	}
 	agent_job_let_leave(tensor->job);
 }
@@ -405,7 +449,7 @@ static bool use_of_asked(const struct agent_declaration *declaration, struct age
 }
 
 void agent_submit(struct agent_declaration *declaration, struct agent_request *request,
-		  const struct failure *invalid)
+		  const struct failure *invalid, uint64_t now_ns)
 {
 	struct agent_tensor *tensor = declaration->tensor;
 	struct agent_job *job = tensor->job;
@@ -415,7 +459,6 @@ void agent_submit(struct agent_declaration *declaration, struct agent_request *r
 	const struct failure *in_vain;
 	struct agent_round *round;
 	struct failure words;
-	uint64_t now_ns;
 	bool differs, begins;
 	int r;
 
@@ -426,15 +469,16 @@ void agent_submit(struct agent_declaration *declaration, struct agent_request *r
 		agent_request_end(job->agent, request, &job->end.failure);
 		return;
 	}
-	r = leave_out(declaration, request->round);
-	if (r == -EPROTO) {
+	if (!may_be_next(declaration, request->round)) {
 		round_out_of_order(declaration, request);
 		return;
 	}
+	r = leave_out(declaration, request->round, now_ns);
 	if (r) {
 		round_refused(tensor, request, r);
 		return;
 	}
+	tensor->reached[index] = ++declaration->n_rounds;
 	if (request->round <= tensor->past_rounds) {
 		request_settle(tensor, index, request);
 		agent_job_let_leave(job);
@@ -448,7 +492,6 @@ void agent_submit(struct agent_declaration *declaration, struct agent_request *r
 		agent_request_end(job->agent, request, in_vain);
 		return;
 	}
-	now_ns = clock_now_ns();
 	round = round_find(declaration, request->round);
 	begins = !round;
 	r = begins ? round_new(tensor, request->round, now_ns, &round) : 0;
@@ -488,7 +531,7 @@ void agent_submit(struct agent_declaration *declaration, struct agent_request *r
 /* Whether this rank counts for the round, and its contribution can still be kept out. */
 static bool counts(const struct agent_round *round, uint32_t index)
 {
-	return round->state != ROUND_MOVING &&
+	return round->state != ROUND_MOVING && !agent_round_is_settled(round) &&
 	       (!round->ranks[index].came || round->ranks[index].request);
 }
 

@@ -33,6 +33,8 @@ static void visit(struct agent_round *round, uint64_t now_ns)
 	struct agent_job *job = round->job;
 
 	job->sweep.n_vain++;
+	if (agent_round_settle(round))
+		return;
 	if (job->following.tells_open && !job->end.failure.status)
 		agent_follow_open(round);
 	if (!job->end.failure.status && !agent_round_mend(round))

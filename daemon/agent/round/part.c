@@ -235,8 +235,11 @@ static bool needs_server(const struct agent_part *part)
 void agent_part_unpark(struct agent_part *part)
 {
 	part->send_queue = agent_part_server(part)->send_queue;
-	if (agent_send_queue_push(part->send_queue, part))
-		agent_part_fail(part, -ENOMEM, "out of memory");
+	if (!agent_send_queue_push(part->send_queue, part))
+		return;
+	/* It waits nowhere: what fails its round does not end it, too. */
+	part->state = PART_NEW;
+	agent_part_fail(part, -ENOMEM, "out of memory");
 }
 
 int agent_part_start(struct agent_round *round, const struct extent *extent, uint64_t number)

@@ -177,6 +177,8 @@ int agent_send_queue_new(struct agent *agent, struct peer *peer,
 void agent_send_queue_put(struct agent_send_queue *send_queue);
 int agent_send_queue_push(struct agent_send_queue *send_queue, struct agent_part *part);
 void agent_send_queue_remove(struct agent_send_queue *send_queue, const struct agent_part *part);
+/* The first of the parts that wait, which waits no more; or NULL. */
+struct agent_part *agent_send_queue_take(struct agent_send_queue *send_queue);
 /* Bytes of a part are on their way to the server, or have left. */
 void agent_send_queue_charge(struct agent_send_queue *send_queue, struct agent_part *part,
 			     uint64_t len);

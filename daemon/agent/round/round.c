@@ -56,6 +56,7 @@ static void round_unlink(struct agent_round *round)
 	job_of(round)->n_busy -= is_busy(round);
 	list_remove(&round->link);
 	list_remove(&round->job_link);
+	list_remove(&round->moving_link);
 	agent_schedule_remove(round);
 	/* No other round waits for a device: the link is on a line of the cache that is else not needed here. */
 	if (round->on_device)
@@ -208,15 +209,12 @@ bool agent_round_is_failing(struct agent_round *round)
 
 bool agent_round_can_begin_part(const struct agent_round *round)
 {
-	/* While it is refilled, that counts as one. */
-	unsigned n_parts = round->n_parts - round->turn.refilling - round->n_held;
-
 	if (round->turn.cut || round->failure.status || job_of(round)->resumption.suspended)
 		return false;
 	if (round->ledger.ledger && !round->gate.on &&
 	    !ledger_round_reaches(&round->ledger, round->n_cut))
 		return false;
-	return n_parts < ROUND_PARTS_MAX && agent_schedule_has_window(round);
+	return !agent_round_is_full(round) && agent_schedule_has_window(round);
 }
 
 void agent_round_refill(struct agent_round *round)
@@ -275,6 +273,8 @@ void agent_round_part_done(struct agent_round *round)
 		return;
 	if (!round->turn.cut && !round->failure.status) {
 		/* Not for each single one. */
+		if (job_of(round)->distributed && !agent_round_is_full(round))
+			agent_schedule_add(round);
 		if (round->n_parts - round->n_held <= ROUND_PARTS_MAX / 2 &&
 		    agent_round_can_begin_part(round))
 			agent_round_refill(round);
@@ -313,9 +313,8 @@ void agent_round_exclude(struct agent_job *job, uint32_t index)
 {
 	struct agent_round *round;
 
-	list_for_each (round, &job->rounds, job_link) {
-		if (round->state != ROUND_MOVING || !round->gate.on || round->gate.committed ||
-		    !round->ranks[index].in)
+	list_for_each (round, &job->schedule.moving, moving_link) {
+		if (!round->gate.on || round->gate.committed || !round->ranks[index].in)
 			continue;
 		round->ranks[index].in = false;
 		round->n_in--;
@@ -327,8 +326,8 @@ void agent_round_prolong(struct agent_job *job)
 	uint64_t deadline_ns = clock_now_ns() + job->request_timeout_ns + SERVER_GRACE_NS;
 	struct agent_round *round;
 
-	list_for_each (round, &job->rounds, job_link)
-		if (round->state == ROUND_MOVING && round->times.deadline_ns != CLOCK_NEVER)
+	list_for_each (round, &job->schedule.moving, moving_link)
+		if (round->times.deadline_ns != CLOCK_NEVER)
 			round->times.deadline_ns = MAX(round->times.deadline_ns, deadline_ns);
 }
 
@@ -465,6 +464,7 @@ static void round_start(struct agent_round *round)
 {
 	struct agent_tensor *tensor = round->tensor;
 	struct agent_job *job = tensor->job;
+	struct partition_rank *ranks = (struct partition_rank *)&round->ranks[job->layout.n_local];
 	const struct agent_request *first = agent_round_first(round);
 	struct failure failure, words;
 
@@ -477,6 +477,7 @@ static void round_start(struct agent_round *round)
 		return;
 	}
 	round->state = ROUND_MOVING;
+	list_push_back(&job->schedule.moving, &round->moving_link);
 	round->gate.on = is_gated(round);
 	round->gate.committed = round->gate.on && round->ledger.stage != LEDGER_GATHERS;
 	round->n_gone = round->ledger.n_gone;
@@ -493,14 +494,14 @@ static void round_start(struct agent_round *round)
 		.elements = agent_check_elements(tensor, first_rank(round), first),
 		.counts = first->operation == OPERATION_ALL_GATHER && round->counts ? round->counts
 										    : first->counts,
-		.ranks = round->partition_ranks,
+		.ranks = ranks,
 		.root = root_of(round),
 	};
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		struct agent_rank *rank = &round->ranks[i];
 
 		/* In an all_to_all it counts nothing. */
-		round->partition_ranks[i].counts = round->counts;
+		ranks[i].counts = round->counts;
 		if (!rank->in)
 			continue;
 		rank->input = rank->request->input;
@@ -509,7 +510,7 @@ static void round_start(struct agent_round *round)
 		rank->output = rank->request->output;
 		rank->input_device = rank->request->input_device;
 		rank->output_device = rank->request->output_device;
-		round->partition_ranks[i].counts = rank->request->counts;
+		ranks[i].counts = rank->request->counts;
 	}
 	if (round->on_device)
 		round->partition.part_bytes = agent_device_part_bytes(

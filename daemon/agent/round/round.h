@@ -39,7 +39,7 @@ struct agent_rank {
 
 struct agent_round_turn {
 	struct list
-		link; /* schedule.scheduled, while parts of it are to be made or to be sent; on one node later.rounds */
+		link; /* schedule.scheduled, while parts of it are to be made, and may be, or to be sent; on one node later.rounds */
 	uint64_t sequence; /* among those that moved */
 	uint64_t unsent;   /* bytes of parts that have yet to leave for a server: scheduler.c's */
 	int32_t priority_class; /* once it moves through servers: that of its tensor, or its priority */
@@ -82,7 +82,7 @@ struct agent_round {
 		counts; /* owned; without all ranks: of an all_gather, or of who is not in an all_to_all */
 	uint64_t number;
 	struct list parts;
-	struct partition_rank *partition_ranks; /* n_local entries */
+	struct list moving_link; /* the job's, while it moves */
 	struct agent_round_gate gate;
 	bool alone;		  /* no other rank's round has to do with it: accumulate */
 	bool counted;		  /* n_contributions is what servers said, */
@@ -90,15 +90,13 @@ struct agent_round {
 	bool grouped;		  /* and devices reduce among themselves */
 	uint32_t n_contributions; /* that are in the result: the least of its parts */
 	uint32_t n_came;
-	uint32_t n_in;	 /* once it moves: contributions */
-	uint32_t n_gone; /* elastic, over nodes: ranks that had gone when its result was made */
+	uint32_t n_in; /* once it moves: contributions */
 	uint8_t reduction;
 	bool widens;	/* once it moves: some input is narrower than the tensor's type */
 	uint16_t scale; /* once it moves: agent_round_scale() */
-	unsigned n_up;	/* parts whose result is being copied to devices */
 	uint64_t n_cut; /* parts cut so far, but for empty ones: the number of the next */
 	unsigned n_made, n_held, n_scattered; /* of its parts; of one that is gated */
-	uint32_t n_gone_said;		      /* all_gather: when it was submitted */
+	uint32_t n_gone; /* elastic, over nodes: ranks that had gone when its result was made */
 	struct ledger_round ledger;
 	struct list device_link; /* job->device->waiting */
 	struct partition partition;
@@ -108,8 +106,10 @@ struct agent_round {
 		direct; /* bits of local ranks: once such a one is ready, its parts may go by their devices */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
 	struct agent_round_times times;
+	unsigned n_up;		   /* parts whose result is being copied to devices */
+	uint32_t n_gone_said;	   /* all_gather: when it was submitted */
 	struct failure failure;	   /* status not 0: it fails */
-	uint64_t unused[5];	   /* ranks begin a line, too */
+	uint64_t unused[4];	   /* ranks begin a line, too */
 	struct agent_rank ranks[]; /* n_local entries */
 };
 static_assert(offsetof(struct agent_round, turn.refilling) < CACHE_LINE,
@@ -120,6 +120,18 @@ static_assert(!(offsetof(struct agent_round, n_parts) % CACHE_LINE ||
 		offsetof(struct agent_round, partition) % CACHE_LINE ||
 		offsetof(struct agent_round, ranks) % CACHE_LINE),
 	      "what push.c has fetched of a round begins with lines");
+
+/* It had ended before a restart, for a rank that says so: it is to be settled, and not to move. */
+static inline bool agent_round_is_settled(const struct agent_round *round)
+{
+	return round->number <= round->tensor->past_rounds;
+}
+
+/* No part of it is made before another has ended. While it is refilled, that counts as one. */
+static inline bool agent_round_is_full(const struct agent_round *round)
+{
+	return round->n_parts - round->turn.refilling - round->n_held >= ROUND_PARTS_MAX;
+}
 
 static inline uint32_t agent_round_n_local(const struct agent_round *round)
 {
@@ -211,8 +223,10 @@ void agent_round_recycle(struct agent_round *round);
 void agent_round_drop(struct agent_round *round);
 
 /* submit.c */
-/* Ends the requests of rounds that had ended before a restart: tensor->past_rounds has grown. */
-void agent_round_settle(struct agent_tensor *tensor);
+/* Ends the requests of rounds that had ended before a restart, now or with a sweep: tensor->past_rounds has grown. */
+void agent_rounds_settle(struct agent_tensor *tensor);
+/* The same of one, if it is such a round: returns whether, and it has gone. */
+bool agent_round_settle(struct agent_round *round);
 /* This local rank will submit nothing more: it is out of the job, for this reason. Of many rounds, the sweep takes it out. */
 void agent_round_without(struct agent_job *job, uint32_t index, const struct failure *failure);
 /* Before a round is looked at: takes out of it whom the sweep has yet to. Returns false when it has gone with that. */

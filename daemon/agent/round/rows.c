@@ -30,7 +30,7 @@ static int charge(struct agent_rows *rows, uint64_t n, uint64_t each, struct fai
 	return 0;
 }
 
-/* To whom rows go now. Returns 0 or -ENOMEM. */
+/* To whom rows go now. Returns 0, -EDQUOT or -ENOMEM. */
 static int place(struct agent_rows *rows)
 {
 	const struct agent_tensor *tensor = rows->round->tensor;
@@ -40,9 +40,12 @@ static int place(struct agent_rows *rows)
 	rows->n_servers = job->distributed ? job->fleet.n_servers : 0;
 	rows->stripes = job->placement.stripes;
 	rows->epoch = job->placement.data_epoch;
-	rows->servers = calloc(MAX(rows->n_servers, (size_t)1), sizeof(rows->servers[0]));
-	if (!rows->servers)
-		return error_origin(-ENOMEM);
+	rows->servers =
+		held_new(rows->quota, MAX(rows->n_servers, (size_t)1) * sizeof(rows->servers[0]));
+	if (!rows->servers) {
+		rows->n_servers = 0;
+		return error_origin(-errno);
+	}
 	rows->push_step = data_rows_step(job->part_bytes, rows->row_len);
 	rows->per_group = MAX(group_bytes / rows->row_len, UINT64_C(1));
 	rows->first_stripe = tensor->start / job->part_bytes;
@@ -65,11 +68,12 @@ static int rows_new(struct agent_round *round, struct failure *failure)
 {
 	const struct agent_tensor *tensor = round->tensor;
 	struct agent_job *job = tensor->job;
-	struct agent_rows *rows = calloc(1, sizeof(*rows));
+	struct agent_rows *rows = held_new(&job->memory.rows, sizeof(*rows));
 	uint64_t n;
+	int r;
 
 	if (!rows)
-		return failure_set(failure, -ENOMEM, "out of memory");
+		return agent_job_no_memory(job, errno, failure);
 	round->rows = rows;
 	rows->round = round;
 	rows->quota = &job->memory.rows;
@@ -78,8 +82,9 @@ static int rows_new(struct agent_round *round, struct failure *failure)
 	rows->row_len = rows->width * dtype_size(tensor->dtype);
 	rows->n_rows = tensor->elements / rows->width;
 	n = agent_rows_n_given(rows);
-	if (place(rows))
-		return failure_set(failure, -ENOMEM, "out of memory");
+	r = place(rows);
+	if (r)
+		return agent_job_no_memory(job, -r, failure);
 	return charge(rows, n, 2 * sizeof(struct reduce_entry) + sizeof(int64_t) + rows->row_len,
 		      failure);
 }
@@ -110,7 +115,7 @@ static void servers_free(struct agent_rows *rows)
 {
 	for (size_t i = 0; rows->servers && i < rows->n_servers; i++)
 		server_reset(rows, &rows->servers[i]);
-	free(TAKE_PTR(rows->servers));
+	rows->servers = held_free(rows->servers);
 }
 
 struct agent_rows *agent_rows_free(struct agent_rows *rows)
@@ -120,8 +125,7 @@ struct agent_rows *agent_rows_free(struct agent_rows *rows)
 	list_remove(&rows->jolted);
 	servers_free(rows);
 	quota_release(rows->quota, rows->charged);
-	free(rows);
-	return NULL;
+	return held_free(rows);
 }
 
 /* -- From step to step -------------------------------------------------------------------------------------------- */
@@ -240,15 +244,17 @@ static bool sort_again(struct agent_rows *rows)
 {
 	const struct agent_job *job = job_of(rows);
 	struct agent_round *round = rows->round;
-	struct failure failure;
+	struct failure failure, words;
+	int r;
 
 	rows->repeats = true;
 	rows->attempt++;
 	if (rows->stripes != job->placement.stripes || rows->n_servers != job->fleet.n_servers) {
 		servers_free(rows);
-		if (place(rows)) {
-			rows->n_servers = 0;
-			agent_round_describe(round, &failure, -ENOMEM, "out of memory");
+		r = place(rows);
+		if (r) {
+			(void)agent_job_no_memory(job, -r, &words);
+			agent_round_describe(round, &failure, r, "%s", words.text);
 			agent_round_fail(round, &failure, true);
 			return false;
 		}
@@ -339,12 +345,12 @@ void agent_rows_part_lost(struct agent_part *part)
 }
 
 /* Those that wait for it are of an old cut. */
-static void drop_queued(struct agent_round *round, size_t server)
+static void drop_queued(struct agent_round *round, size_t first, size_t n)
 {
 	struct agent_part *part, *next;
 
 	list_for_each_safe (part, next, &round->parts, link) {
-		if (!agent_part_is_rows(part) || part->server != server ||
+		if (!agent_part_is_rows(part) || part->server - first >= n ||
 		    part->state != PART_QUEUED)
 			continue;
 		if (list_linked(&part->wait))
@@ -355,7 +361,19 @@ static void drop_queued(struct agent_round *round, size_t server)
 	}
 }
 
-void agent_rows_lost(struct agent_job *job, size_t server)
+/* Returns whether any is in use. */
+static bool lose(struct agent_rows *rows, size_t first, size_t n)
+{
+	bool any = false;
+
+	for (size_t i = first; i < MIN(first + n, rows->n_servers); i++) {
+		rows->servers[i].lost |= rows->servers[i].in_use;
+		any |= rows->servers[i].in_use;
+	}
+	return any;
+}
+
+void agent_rows_lost(struct agent_job *job, size_t first, size_t n)
 {
 	struct list jolted = LIST_INIT(jolted);
 	struct agent_round *round;
@@ -363,12 +381,10 @@ void agent_rows_lost(struct agent_job *job, size_t server)
 
 	if (!job->retention.keeps || job->resumption.suspended)
 		return;
-	list_for_each (round, &job->rounds, job_link) {
+	list_for_each (round, &job->schedule.moving, moving_link) {
 		rows = round->rows;
-		if (!rows || round->state != ROUND_MOVING || round->failure.status ||
-		    rows->agreed || server >= rows->n_servers || !rows->servers[server].in_use)
+		if (!rows || round->failure.status || rows->agreed || !lose(rows, first, n))
 			continue;
-		rows->servers[server].lost = true;
 		/* Out of an outer call's list, if the loss of another server has led here. */
 		list_remove(&rows->jolted);
 		list_push_back(&jolted, &rows->jolted);
@@ -378,7 +394,7 @@ void agent_rows_lost(struct agent_job *job, size_t server)
 		round = rows->round;
 		/* Not finished under our feet. */
 		round->n_parts++;
-		drop_queued(round, server);
+		drop_queued(round, first, n);
 		agent_round_part_done(round);
 	}
 }

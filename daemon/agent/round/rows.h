@@ -83,8 +83,8 @@ static inline bool agent_part_is_rows(const struct agent_part *part)
 void agent_rows_start(struct agent_round *round);
 /* A part or a task of a moving round is done with: begins the next step, if it is time. Returns false when there is nothing to do. */
 bool agent_rows_continue(struct agent_round *round);
-/* What this server had of the job's rounds is gone, or is to go elsewhere. */
-void agent_rows_lost(struct agent_job *job, size_t server);
+/* What these n servers had of the job's rounds is gone, or is to go elsewhere. */
+void agent_rows_lost(struct agent_job *job, size_t first, size_t n);
 /* A piece was lost with its connection. */
 void agent_rows_part_lost(struct agent_part *part);
 /* Whether what is said of a piece that has been pushed counts no more. */

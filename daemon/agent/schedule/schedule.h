@@ -9,7 +9,8 @@ struct agent_round;
 
 /* In which order what moves through servers goes: scheduler.c, priority_class.c. */
 struct agent_schedule {
-	struct list scheduled;		/* rounds */
+	struct list moving;    /* rounds: no more than one rank may have open; */
+	struct list scheduled; /* of them, those whose parts may be made, or with bytes unsent */
 	struct agent_round *uncut;	/* the first with parts to be made, or NULL */
 	uint64_t unsent, unsent_before; /* bytes: of all rounds; of those before it */
 	bool scheduling;

@@ -5,8 +5,8 @@
  * bytes that placement has given it, and all links are busy to the end. The bound is on what is
  * unsent, never on what is unanswered: two nodes may submit their tensors in different orders.
  *
- * schedule.scheduled has the rounds with parts to be made or bytes unsent, the most urgent first. The
- * first of them with parts to be made, and how much of those before it is unsent, are known at
+ * schedule.scheduled has the rounds with parts to be made or bytes unsent, the most urgent first; but
+ * not those that have as many parts as they may and wait for answers alone. The first of them with parts to be made, and how much of those before it is unsent, are known at
  * each moment: thousands of small rounds may wait, and they are not to be gone through for each
  * part that leaves.
  */
@@ -283,12 +283,16 @@ static struct agent_round *next_round(struct agent_job *job)
 		job->schedule.uncut ? &job->schedule.uncut->turn.link : &job->schedule.scheduled;
 	uint64_t unsent = job->schedule.unsent_before, ahead = agent_schedule_ahead(job);
 
-	for (; is_scheduled(job, link) && unsent < ahead; link = link->next) {
+	while (is_scheduled(job, link) && unsent < ahead) {
 		struct agent_round *round = round_of(link);
 
+		link = link->next;
 		if (!round->turn.refilling && job->agent->hooks->round_may_begin(round))
 			return round;
 		unsent += round->turn.unsent;
+		/* Until an answer has come, nobody is to go past it for each part of others. */
+		if (!round->turn.refilling && !round->turn.unsent && agent_round_is_full(round))
+			agent_schedule_remove(round);
 	}
 	return NULL;
 }

@@ -9,7 +9,7 @@ uint64_t agent_schedule_ahead(const struct agent_job *job);
 void agent_schedule_add(struct agent_round *round);
 /* What is_before() says of some of them has changed: schedule.n_passes has grown. */
 void agent_schedule_sort(struct agent_job *job);
-/* It ends. */
+/* It ends, or waits for answers before parts of it may be made. */
 void agent_schedule_remove(struct agent_round *round);
 /* All its parts are made: sets round->turn.cut. */
 void agent_schedule_cut(struct agent_round *round);

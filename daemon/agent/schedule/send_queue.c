@@ -49,6 +49,11 @@ void agent_send_queue_remove(struct agent_send_queue *send_queue, const struct a
 	(void)order_remove(&send_queue->waiting, part);
 }
 
+struct agent_part *agent_send_queue_take(struct agent_send_queue *send_queue)
+{
+	return order_first(&send_queue->waiting) ? order_pop(&send_queue->waiting).item : NULL;
+}
+
 /* -- What is under way ------------------------------------------------------------------------- */
 
 void agent_send_queue_charge(struct agent_send_queue *send_queue, struct agent_part *part,

@@ -122,21 +122,21 @@ void agent_keep_park(struct agent_part *part)
 	list_push_back(&server->parked, &part->wait);
 }
 
-/* Parts that wait in the queue towards it wait here from now on; those that are gathered come when they are. */
-static void leave_send_queue(struct agent_server *server)
+/* Parts that wait in the queues towards n servers wait here from now on; those that are gathered come when they are. */
+static void leave_send_queues(struct agent_job *job, size_t first, size_t n)
 {
 	struct agent_round *round;
 	struct agent_part *part;
 
-	list_for_each (round, &server->job->rounds, job_link)
+	for (size_t i = first; i < first + n; i++)
+		while (job->fleet.servers[i].send_queue &&
+		       (part = agent_send_queue_take(job->fleet.servers[i].send_queue)))
+			agent_keep_park(part);
+	list_for_each (round, &job->schedule.moving, moving_link)
 		list_for_each (part, &round->parts, link) {
-			if (!part->send_queue || part->send_queue != server->send_queue)
+			if (!part->send_queue || part->server - first >= n)
 				continue;
-			if (part->state == PART_QUEUED) {
-				agent_send_queue_remove(part->send_queue, part);
-				agent_keep_park(part);
-			}
-			agent_send_queue_sent(server->send_queue, part);
+			agent_send_queue_sent(part->send_queue, part);
 			part->send_queue = NULL;
 		}
 }
@@ -165,59 +165,41 @@ static bool count_loss(struct agent_server *server, uint64_t now_ns, const char 
 	return true;
 }
 
-/* What is held of it counts no more: another set of ranks may be what the next has. */
-static void unhold(struct agent_job *job, size_t number)
+/* What is held of them counts no more: another set of ranks may be what the next have. */
+static void unhold(struct agent_job *job, size_t first, size_t n)
 {
 	struct agent_round *round;
 	struct agent_part *part;
 
-	list_for_each (round, &job->rounds, job_link) {
+	list_for_each (round, &job->schedule.moving, moving_link) {
 		if (!round->gate.on || round->gate.committed || round->failure.status)
 			continue;
 		list_for_each (part, &round->parts, link)
-			if (part->state == PART_HELD && part->server == number)
+			if (part->state == PART_HELD && part->server - first < n)
 				job->agent->hooks->part.let_go(part);
 	}
 	agent_keep_feed(job);
 }
 
-static void detach(struct agent_job *job, size_t number)
+void agent_keep_detach(struct agent_job *job, size_t first, size_t n)
 {
-	struct agent_server *server = &job->fleet.servers[number];
+	/* All before anything begins anew: rows then go to no server that the job is still attached to as before. */
+	for (size_t i = first; i < first + n; i++) {
+		struct agent_server *server = &job->fleet.servers[i];
 
-	if (server->attached)
-		job->fleet.n_attached--;
-	server->attached = false;
-	server->attachment++;
-	if (server->send_queue)
-		leave_send_queue(server);
-	if (number == job->fleet.home_number)
-		job->fleet.home = NULL;
-}
-
-/* What had come from the server, or waited for it, begins anew. */
-static void begin_anew(struct agent_job *job, size_t number)
-{
-	struct agent_send_queue *send_queue = TAKE_PTR(job->fleet.servers[number].send_queue);
-
-	unhold(job, number);
-	job->agent->hooks->rows_begin_anew(job, number);
-	agent_send_queue_put(send_queue);
-}
-
-void agent_keep_detach(struct agent_job *job, size_t number)
-{
-	detach(job, number);
-	begin_anew(job, number);
-}
-
-void agent_keep_detach_all(struct agent_job *job)
-{
-	/* Rows that begin anew go to no server that the job is still attached to as before. */
-	for (size_t i = 0; i < job->fleet.n_servers; i++)
-		detach(job, i);
-	for (size_t i = 0; i < job->fleet.n_servers; i++)
-		begin_anew(job, i);
+		if (server->attached)
+			job->fleet.n_attached--;
+		server->attached = false;
+		server->attachment++;
+		if (i == job->fleet.home_number)
+			job->fleet.home = NULL;
+	}
+	leave_send_queues(job, first, n);
+	/* What had come from the servers, or waited for them, begins anew. */
+	for (size_t i = first; i < first + n; i++)
+		agent_send_queue_put(TAKE_PTR(job->fleet.servers[i].send_queue));
+	unhold(job, first, n);
+	job->agent->hooks->rows_begin_anew(job, first, n);
 }
 
 void agent_keep_lost(struct agent_job *job, size_t number, const char *why)
@@ -226,7 +208,7 @@ void agent_keep_lost(struct agent_job *job, size_t number, const char *why)
 	uint64_t now_ns = clock_now_ns(), at_ns = now_ns;
 
 	if (!agent_placement_has(job, number)) {
-		agent_keep_detach(job, number);
+		agent_keep_detach(job, number, 1);
 		return;
 	}
 	if (!server->attached)
@@ -241,7 +223,7 @@ void agent_keep_lost(struct agent_job *job, size_t number, const char *why)
 			   agent_server_name(job, number), why);
 	}
 	server->gone = true;
-	agent_keep_detach(job, number);
+	agent_keep_detach(job, number, 1);
 	FAILPOINT("server-lost");
 	(void)loop_timer_set(job->agent->params.loop, &server->timer, at_ns);
 }
@@ -253,7 +235,7 @@ void agent_keep_again(struct agent_job *job, size_t number)
 
 	if (!server->lost_ns)
 		server->lost_ns = now_ns;
-	agent_keep_detach(job, number);
+	agent_keep_detach(job, number, 1);
 	(void)loop_timer_set(job->agent->params.loop, &server->timer, now_ns + RETRY_NS);
 }
 

@@ -315,7 +315,7 @@ static void go_over(struct agent_job *job, const char *why)
 		if (!agent_placement_has(job, i) && server->send_queue && !server->send_queue->lost)
 			tell(job, server->send_queue->peer);
 	}
-	agent_keep_detach_all(job);
+	agent_keep_detach(job, 0, job->fleet.n_servers);
 	for (size_t i = 0; i < job->fleet.n_servers; i++) {
 		struct agent_server *server = &job->fleet.servers[i];
 		bool is_in = agent_placement_has(job, i);

@@ -3,6 +3,7 @@
  * server/job/forget.c has the protocol. request/forget.c decides and calls, keep.c when a server is back.
  */
 #include "agent/round/part.h"
+#include "agent/servers/setup.h"
 #include "base/failpoint.h"
 
 /* Keys that were forgotten last are said once more to a server that has attached anew. */
@@ -43,7 +44,7 @@ static void on_answered(struct call *call)
 		(void)failure_set(&failure, call->status, "%s", call->text);
 		agent_job_fail(job, &failure, NULL);
 	}
-	free(forget);
+	(void)held_free(forget);
 	agent_job_release(job);
 }
 
@@ -84,10 +85,10 @@ void agent_names_forget(struct agent_tensor *tensor)
 {
 	struct agent_job *job = tensor->job;
 	struct peer *home = home_of(job);
-	struct forget *forget = home ? calloc(1, sizeof(*forget)) : NULL;
+	struct forget *forget = home ? held_new(&job->memory.held, sizeof(*forget)) : NULL;
 
 	if (home && !forget)
-		peer_kill(home, "out of memory");
+		agent_setup_fail_errno(job, -errno);
 	if (!forget)
 		return;
 	*forget = (struct forget){

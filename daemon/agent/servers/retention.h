@@ -89,9 +89,8 @@ void agent_keep_feed(struct agent_job *job);
 /* The retained result is of no use any more. */
 void agent_keep_free(struct agent_job *job, uint32_t retained);
 
-/* Its parts wait; nothing that it answers from now on counts. */
-void agent_keep_detach(struct agent_job *job, size_t server);
-void agent_keep_detach_all(struct agent_job *job);
+/* Parts of these n servers wait; nothing that such a server answers from now on counts. */
+void agent_keep_detach(struct agent_job *job, size_t first, size_t n);
 /* A round has failed: to be said again. */
 void agent_keep_failed(struct agent_job *job, uint64_t key, uint64_t round, bool alone,
 		       const struct failure *failure);

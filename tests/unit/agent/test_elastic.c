@@ -204,6 +204,23 @@ TEST(many_tensors_go_on_without_a_rank_in_pieces)
 		ASSERT_EQ(declared[i].failure.status, 0);
 }
 
+/* Rounds that wait for ranks may be many; what a lost server has to do with are those that move. */
+TEST(a_round_that_waits_for_a_rank_does_not_move)
+{
+	_cleanup_(scene_freep) struct scene *scene = four(2);
+	const struct agent_job *job = scene->world->ranks[0].member.job;
+
+	for (uint32_t i = 0; i < 4; i++) {
+		ASSERT_TRUE(list_empty(&job->schedule.moving));
+		(void)ask(scene, i, REDUCTION_AVERAGE);
+		submit(scene, i, 1);
+		ASSERT_TRUE(!list_empty(&job->rounds));
+	}
+	ASSERT_TRUE(list_empty(&job->schedule.moving) == scene->asked[0].done);
+	expect(scene, 0xf, 0xf, true, 1);
+	ASSERT_TRUE(list_empty(&job->schedule.moving) && list_empty(&job->rounds));
+}
+
 /* What moves has everybody's contribution: the dead one's memory is there until it ends. */
 TEST(a_round_that_moves_keeps_the_dead)
 {

@@ -384,7 +384,7 @@ TEST(one_request_is_wrong_in_itself)
 		for (uint32_t i = 0; i < 4; i++) {
 			ask(scene, i)->base.round = 2;
 			agent_submit(&scene->tensor[i].base, &scene->asked[i].base,
-				     i == 3 ? &invalid : NULL);
+				     i == 3 ? &invalid : NULL, clock_now_ns());
 		}
 		expect_all_failed(scene, -EINVAL,
 				  "tensor grad, round 2: rank 3: the door did not like it");

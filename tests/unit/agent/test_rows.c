@@ -1,4 +1,5 @@
 /* push_pull_rows over two nodes, and what servers hold of it. */
+#include "agent/round/rows.h"
 #include "agent/servers/setup.h"
 #include "held.h"
 #include "world.h"
@@ -99,6 +100,41 @@ TEST(what_is_copied_for_many_ranks_is_left_to_the_pool)
 	n_posted = 0;
 	rows(world, declared, 1);
 	ASSERT_EQ(n_posted, 1);
+}
+
+/* Also where none are given: it may be one of thousands. */
+TEST(what_is_held_of_a_round_is_charged)
+{
+	_cleanup_(world_freep) struct world *world =
+		world_new(&(struct world_options){ .n_nodes = 2, .n_local = 1 });
+	static float sums[2][TABLE * WIDTH];
+	static int64_t got[2][TABLE];
+	struct declared *declared;
+	struct asked asked[2];
+	struct agent_job *job;
+
+	world_form(world);
+	job = world->ranks[0].member.job;
+	declared = world_declare(world, "table", DTYPE_FLOAT32, TABLE * WIDTH);
+	for (unsigned i = 0; i < 2; i++) {
+		ASSERT_EQ(quota_used(&job->memory.rows), 0);
+		WORLD_UNTIL(world, declared[i].done);
+		asked[i] = asked_of(OPERATION_PUSH_PULL_ROWS, REDUCTION_SUM, sums[i], 0, sums[i],
+				    TABLE * WIDTH);
+		asked[i].base.width = WIDTH;
+		asked[i].base.input_rows = got[i];
+		asked[i].base.output_rows = got[i];
+	}
+	asked_submit(&asked[0], &declared[0], 1);
+	ASSERT_INT(quota_used(&job->memory.rows), >=,
+		   sizeof(struct agent_rows) +
+			   job->fleet.n_servers * sizeof(struct agent_rows_server));
+	asked_submit(&asked[1], &declared[1], 1);
+	for (unsigned i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, asked[i].done);
+		ASSERT_STR(asked[i].failure.text, "");
+	}
+	WORLD_UNTIL(world, !quota_used(&job->memory.rows));
 }
 
 /* It may be the last of the table, or the next be a long time off. */

@@ -115,6 +115,55 @@ TEST(thousands_are_sorted)
 		check(MANY, 1, how);
 }
 
+/* -- Rounds that wait for answers ---------------------------------------------------------------------------------- */
+
+static unsigned n_looks, n_turns;
+
+static bool may_begin(const struct agent_round *round)
+{
+	n_looks++;
+	return !agent_round_is_full(round);
+}
+
+static void turn(struct agent_round *round)
+{
+	n_turns++;
+	agent_schedule_cut(round);
+}
+
+/* They have all the parts that they may have at once, and are more urgent than what else there is. */
+TEST(nobody_goes_past_rounds_that_wait_again_and_again)
+{
+	static const struct agent_hooks hooks = { .round_may_begin = may_begin,
+						  .round_turn = turn };
+	struct agent agent = { .params.ahead_bytes = 1 << 20, .hooks = &hooks };
+	struct agent_job job = { .agent = &agent, .distributed = true };
+	struct agent_round **rounds = submit(&job, 1000, 1, RISING);
+
+	list_init(&job.schedule.scheduled);
+	for (unsigned i = 0; i < 1000; i++) {
+		rounds[i]->n_parts = i == 999 ? 1 : ROUND_PARTS_MAX;
+		rounds[i]->turn.unsent = 0;
+		rounds[i]->turn.cut = false;
+		list_init(&rounds[i]->turn.link);
+		agent_schedule_add(rounds[i]);
+	}
+	agent_schedule_run(&job);
+	ASSERT_EQ(n_turns, 1);
+	ASSERT_EQ(n_looks, 1000);
+	agent_schedule_run(&job);
+	ASSERT_EQ(n_looks, 1000);
+	/* Answers have come: it has its turn again. */
+	rounds[500]->n_parts /= 2;
+	agent_schedule_add(rounds[500]);
+	agent_schedule_run(&job);
+	ASSERT_EQ(n_turns, 2);
+	ASSERT_TRUE(rounds[500]->turn.cut && list_empty(&job.schedule.scheduled));
+	for (unsigned i = 0; i < 1000; i++)
+		free(rounds[i]);
+	free(rounds);
+}
+
 /* -- How many bytes wait to be sent -------------------------------------------------------------------------------- */
 
 static uint64_t link_bytes_s;

@@ -522,5 +522,5 @@ struct asked asked_of(unsigned operation, unsigned reduction, const void *input,
 void asked_submit(struct asked *asked, struct declared *declared, uint64_t round)
 {
 	asked->base.round = round;
-	agent_submit(&declared->base, &asked->base, NULL);
+	agent_submit(&declared->base, &asked->base, NULL, clock_now_ns());
 }
