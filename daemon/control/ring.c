@@ -768,7 +768,7 @@ static bool look(struct control *control)
  * anything. Ranks of a job take turns, too: a round whose ranks come one soon after the other is
  * still in the cache for the last. Returns when it was over.
  */
-static uint64_t take_entries(struct session *session, uint64_t until_ns)
+static uint64_t take_entries(struct session *session)
 {
 	struct control *control = session->control;
 	uint64_t flow = session->turn.flow, head = session->ring.head, now_ns;
@@ -784,8 +784,7 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 		n = drain(session, RING_BATCH);
 		session->turn.n_taken += n;
 		now_ns = clock_now_ns();
-	} while (n == RING_BATCH && now_ns < until_ns && !control->rings.n && !is_sated(session) &&
-		 !look(control));
+	} while (n == RING_BATCH && !control->rings.n && !is_sated(session) && !look(control));
 	if (session->ring.head != head)
 		pace_jobs_note(&control->pace_jobs, flow, now_ns);
 	if (session->ring.stalled || session->ring.held || session->state != SESSION_OPEN)
@@ -815,8 +814,7 @@ static uint64_t take_turn(struct session *session, uint64_t now_ns, uint64_t unt
 	}
 	if (session->turn.work & SESSION_PACKETS)
 		take_packets(session, now_ns, until_ns);
-	return session->turn.work & SESSION_ENTRIES ? take_entries(session, until_ns)
-						    : clock_now_ns();
+	return session->turn.work & SESSION_ENTRIES ? take_entries(session) : clock_now_ns();
 }
 
 /* Sessions of which the last drain has taken as much as it takes. */
