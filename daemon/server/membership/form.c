@@ -747,24 +747,82 @@ static void take_join(struct server *server, struct delivery *delivery)
 	form_add(job, TAKE_PTR(join), delivery);
 }
 
+/* -- JOINs that wait for those before them ---------------------------------------------------------------------------- */
+
+/* Of one peer. Peers take turns: however many one has, a JOIN of another waits for one of them. */
+struct joins {
+	struct list link; /* server->joins */
+	const struct peer *peer;
+	struct list deliveries;
+	unsigned n;
+};
+
+static struct joins *joins_of(struct server *server, const struct peer *peer)
+{
+	struct joins *joins;
+
+	list_for_each (joins, &server->joins, link)
+		if (joins->peer == peer)
+			return joins;
+	joins = calloc(1, sizeof(*joins));
+	if (!joins)
+		return NULL;
+	joins->peer = peer;
+	list_init(&joins->deliveries);
+	list_push_back(&server->joins, &joins->link);
+	return joins;
+}
+
+static struct delivery *joins_take(struct joins *joins)
+{
+	struct delivery *delivery = list_first(&joins->deliveries, struct delivery, link);
+
+	list_remove(&delivery->link);
+	if (!--joins->n) {
+		list_remove(&joins->link);
+		free(joins);
+	}
+	return delivery;
+}
+
 /* One at a time: each may be long, and end a job. */
 static bool on_join(struct chore *chore)
 {
 	struct server *server = container_of(chore, struct server, join);
-	struct delivery *delivery = list_first(&server->joins, struct delivery, link);
+	struct joins *joins = list_first(&server->joins, struct joins, link);
 
-	if (delivery) {
-		list_remove(&delivery->link);
-		take_join(server, delivery);
+	if (joins) {
+		list_remove(&joins->link);
+		list_push_back(&server->joins, &joins->link);
+		take_join(server, joins_take(joins));
 	}
 	return !list_empty(&server->joins);
 }
 
-void form_join_later(struct server *server, struct delivery *delivery)
+/* most: so many may wait of its peer. */
+static void wait(struct server *server, struct delivery *delivery, unsigned most)
 {
-	list_push_back(&server->joins, &delivery->link);
+	struct joins *joins = joins_of(server, delivery->peer);
+
+	if (!joins) {
+		refuse(delivery, -ENOMEM, "out of memory");
+		return;
+	}
+	if (joins->n >= most) {
+		refuse(delivery, -EDQUOT,
+		       "%u joins of %s wait already, more than there may be jobs (max_jobs)",
+		       joins->n, peer_name(delivery->peer));
+		return;
+	}
+	list_push_back(&joins->deliveries, &delivery->link);
+	joins->n++;
 	server->join.step = on_join;
 	loop_begin(server->params.loop, &server->join);
+}
+
+void form_join_later(struct server *server, struct delivery *delivery)
+{
+	wait(server, delivery, UINT_MAX);
 }
 
 void form_join(struct server *server, struct delivery *delivery)
@@ -772,22 +830,24 @@ void form_join(struct server *server, struct delivery *delivery)
 	if (list_empty(&server->joins))
 		take_join(server, delivery);
 	else
-		form_join_later(server, delivery);
+		wait(server, delivery, 2 * server->params.max_jobs);
 }
 
 void form_joins_end(struct server *server, const struct peer *peer, int status, const char *why)
 {
-	struct delivery *delivery, *next;
+	struct joins *joins, *next;
 
-	list_for_each_safe (delivery, next, &server->joins, link) {
-		if (peer && delivery->peer != peer)
+	list_for_each_safe (joins, next, &server->joins, link) {
+		if (peer && joins->peer != peer)
 			continue;
-		list_remove(&delivery->link);
-		delivery_fail(delivery, status, why);
+		for (unsigned n = joins->n; n; n--)
+			delivery_fail(joins_take(joins), status, why);
 	}
 	if (list_empty(&server->joins))
 		loop_abort(&server->join);
 }
+
+/* -- Time that is over ------------------------------------------------------------------------------------------------ */
 
 void form_expired(struct job *job)
 {

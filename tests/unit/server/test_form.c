@@ -8,6 +8,67 @@
 
 static const uint32_t two_each[] = { 2, 2, 2, 2 };
 
+/* Whether JOINs wait, as if there were others before them. */
+static bool waits;
+
+void __real_form_join(struct server *server, struct delivery *delivery);
+void __wrap_form_join(struct server *server, struct delivery *delivery);
+
+void __wrap_form_join(struct server *server, struct delivery *delivery)
+{
+	if (waits && list_empty(&server->joins))
+		form_join_later(server, delivery);
+	else
+		__real_form_join(server, delivery);
+}
+
+/* Joins the only node of a job. */
+static struct asked *join_alone(struct far *far, unsigned end, unsigned number)
+{
+	struct layout layout;
+	char name[16];
+
+	(void)snprintf(name, sizeof(name), "job%u", number);
+	layout = far_layout(name, 1, NULL);
+	return far_join(far, end, &layout, 0, NULL);
+}
+
+#define MAX_JOBS 8
+
+TEST(peers_take_turns_with_joins_that_wait)
+{
+	FAR = far_new(&(struct far_options){ .max_jobs = MAX_JOBS });
+	struct asked *many[2 * MAX_JOBS + 1], *one;
+
+	waits = true;
+	for (unsigned i = 0; i < ARRAY_SIZE(many); i++)
+		many[i] = join_alone(far, 0, i);
+	one = join_alone(far, 1, 100);
+	waits = false;
+	/* No more of one peer wait than twice as many as there may be jobs; and they take all jobs but for one. */
+	far_expect(far, one, 0, NULL);
+	for (unsigned i = 0; i < ARRAY_SIZE(many); i++)
+		far_expect(far, many[i], i < MAX_JOBS - 1 ? 0 : -EDQUOT,
+			   i == 2 * MAX_JOBS ? "joins of end0 wait already" : NULL);
+}
+
+TEST(joins_that_wait_end_with_their_peer)
+{
+	FAR = far_new(&(struct far_options){ .max_jobs = MAX_JOBS });
+	struct asked *lost[3], *other;
+
+	waits = true;
+	for (unsigned i = 0; i < ARRAY_SIZE(lost); i++)
+		lost[i] = join_alone(far, 0, i);
+	other = join_alone(far, 1, 100);
+	waits = false;
+	far_lose(far, 0);
+	for (unsigned i = 0; i < ARRAY_SIZE(lost); i++)
+		far_expect(far, lost[i], -ECONNRESET, NULL);
+	far_expect(far, other, 0, NULL);
+	ASSERT_EQ(far_n_jobs(far), 1);
+}
+
 TEST(all_nodes_join_and_attach)
 {
 	FAR = far_new(NULL);
