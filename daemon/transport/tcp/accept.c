@@ -133,11 +133,10 @@ static void make_place(struct transport *transport, const char *source)
 		give_way(list_first(&transport->port.handshakes, struct handshake, link));
 }
 
-/* Whoever is at one address leaves a quarter of all connections to others. */
+/* Whoever is at one address has three times as many connections as are left, at most: so something is left for one more. */
 static bool has_its_share(const struct transport *transport, const char *source)
 {
-	unsigned n = 0, share = transport->settings.max_connections -
-				transport->settings.max_connections / 4;
+	unsigned n = 0, left = transport->settings.max_connections - transport->port.n_accepted;
 	const struct peer *peer;
 	const struct lane *lane;
 
@@ -147,7 +146,7 @@ static bool has_its_share(const struct transport *transport, const char *source)
 		list_for_each (lane, &peer->lanes, link)
 			n += lane->is_accepted;
 	}
-	return n >= share;
+	return n >= 3 * left;
 }
 
 static void on_handshake(struct handshake *h, int r, bool is_final, const char *why)
@@ -159,11 +158,12 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 	if (!r && transport->port.n_accepted >= transport->settings.max_connections) {
 		complain_full(transport);
 	} else if (!r && has_its_share(transport, h->from)) {
-		transport_complain(transport,
-				   "connection from %s refused: node %s: three quarters of the %u "
-				   "connections (max_connections) are from %s already",
-				   h->address, h->theirs.name, transport->settings.max_connections,
-				   h->from);
+		transport_complain(
+			transport,
+			"connection from %s refused: node %s: three quarters of the "
+			"connections that others leave (max_connections: %u) are from %s "
+			"already",
+			h->address, h->theirs.name, transport->settings.max_connections, h->from);
 	} else if (!r) {
 		transport->port.n_accepted++;
 		r = adopt_lane(h);

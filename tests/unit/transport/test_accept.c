@@ -202,6 +202,39 @@ TEST(the_proof_is_the_documented_one)
 	ASSERT_MEM(proof, expected, sizeof(proof));
 }
 
+/* Of an address, so many that are accepted, and one that is not. */
+static void take_all(struct pair *pair, uint32_t from, int *fds, unsigned n)
+{
+	unsigned before = pair->b.transport->port.n_accepted;
+
+	pair->raw_from = htonl(INADDR_LOOPBACK + from);
+	for (unsigned i = 0; i < n; i++)
+		fds[i] = raw_shake(pair, port_of(pair), NULL, 100 * (from + 1) + i, 0);
+	PAIR_UNTIL(pair, pair->b.transport->port.n_accepted == before + n);
+	expect_closed(pair, raw_shake(pair, port_of(pair), NULL, 100 * (from + 1) + n, 0));
+	ASSERT_EQ(pair->b.transport->port.n_accepted, before + n);
+}
+
+/* Each has three quarters of what the others leave. */
+TEST(several_addresses_leave_connections_for_one_more)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		server_new((struct pair_config){ .max_connections = 64 });
+	int fds[64];
+
+	pair_settle(pair);
+	/* Two are the pair's. */
+	PAIR_UNTIL(pair, pair->b.transport->port.n_accepted == 2);
+	take_all(pair, 0, fds, 46);
+	take_all(pair, 1, fds + 46, 12);
+	take_all(pair, 2, fds + 58, 3);
+	pair->raw_from = htonl(INADDR_LOOPBACK + 3);
+	fds[61] = raw_shake(pair, port_of(pair), NULL, 400, 0);
+	PAIR_UNTIL(pair, pair->b.transport->port.n_accepted == 64);
+	for (unsigned i = 0; i < 62; i++)
+		fd_close(fds[i]);
+}
+
 /* And from one address no more than three quarters of them. */
 TEST(no_more_than_max_connections)
 {
