@@ -16,6 +16,8 @@
 
 /* With more than so many, each has no metrics of its own: what all have together is a scrape's to carry. */
 #define ARRIVALS_MEASURED_MAX 256
+/* Of all jobs together, for the same reason: each has a quarter of what others leave, at most. */
+#define ARRIVALS_MEASURED_ALL 8192
 
 struct arrivals;
 
@@ -31,7 +33,7 @@ void arrivals_spread_done(struct arrivals_spread *spread);
 
 /*
  * What of: "rank" or "node", as the log and the metrics bps_WHAT_last_total, bps_WHAT_held_seconds_total and
- * bps_WHAT_late_seconds, with labels job and WHAT, say; with more than ARRIVALS_MEASURED_MAX there are no such metrics. numbers: of each, n of them, copied; NULL: 0, 1, ... spread:
+ * bps_WHAT_late_seconds, with labels job and WHAT, say; with more than ARRIVALS_MEASURED_MAX, or a quarter of what others leave of ARRIVALS_MEASURED_ALL, there are no such metrics. numbers: of each, n of them, copied; NULL: 0, 1, ... spread:
  * borrowed, for all its life. Returns 0 or -ENOMEM.
  */
 int arrivals_new(const char *job, const char *what, const uint32_t *numbers, uint32_t n,

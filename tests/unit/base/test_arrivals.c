@@ -142,3 +142,20 @@ TEST(of_too_many_there_are_no_metrics)
 	ASSERT_TRUE(are_measured(ARRIVALS_MEASURED_MAX));
 	ASSERT_TRUE(!are_measured(ARRIVALS_MEASURED_MAX + 1));
 }
+
+/* Whoever has many jobs leaves some for those of others. */
+TEST(of_too_many_jobs_there_are_no_metrics)
+{
+	struct arrivals *arrivals[ARRIVALS_MEASURED_ALL / ARRIVALS_MEASURED_MAX];
+
+	arrivals_spread_init(&spread, "bps_test_spread_seconds", "Test.");
+	for (unsigned i = 0; i < ARRAY_SIZE(arrivals); i++)
+		ASSERT_OK(arrivals_new("many", "node", NULL, ARRIVALS_MEASURED_MAX, &spread,
+				       &arrivals[i]));
+	arrivals_spread_done(&spread);
+	ASSERT_TRUE(!are_measured(ARRIVALS_MEASURED_MAX));
+	ASSERT_TRUE(are_measured(ARRIVALS_MEASURED_MAX / 2));
+	for (unsigned i = 0; i < ARRAY_SIZE(arrivals); i++)
+		(void)arrivals_free(arrivals[i]);
+	ASSERT_TRUE(are_measured(ARRIVALS_MEASURED_MAX));
+}
