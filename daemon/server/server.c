@@ -136,7 +136,7 @@ void server_close(struct server *server)
 
 	server->closed = true;
 	(void)failure_set(&failure, -ESHUTDOWN, "the server is shutting down");
-	form_joins_end(server, NULL, failure.status, failure.text);
+	form_joins_end(server, &failure);
 	list_for_each_safe (job, tmp, &server->jobs, link) {
 		job_hold(job);
 		job_end(job, &failure);
@@ -338,7 +338,7 @@ void server_peer_lost(struct server *server, struct peer *peer, const char *why)
 {
 	struct job *job;
 
-	form_joins_end(server, peer, -ECONNRESET, why);
+	(void)why; /* peer_loss() */
 	list_for_each (job, &server->jobs, link)
 		if (job_peer_find(job, peer) || joiner_is(job, peer))
 			job_is_to_hear(job);

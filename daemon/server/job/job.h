@@ -67,7 +67,7 @@ struct server {
 	struct job *found;  /* of them, the last that was looked up; or NULL */
 	unsigned n_jobs;    /* forming or running */
 	bool closed, draining;
-	struct list joins; /* that wait for those before them, by peer: form.c */
+	struct list joins; /* that wait for those before them: form.c */
 	struct chore join;
 	struct list to_hear; /* jobs of which peers are lost: peers.c */
 	struct chore hear;

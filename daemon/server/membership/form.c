@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
+#include "base/source.h"
 #include "cluster/cluster.h"
 #include <stdio.h>
 #include <sys/random.h>
@@ -747,14 +748,16 @@ static void take_join(struct server *server, struct delivery *delivery)
 	form_add(job, TAKE_PTR(join), delivery);
 }
 
-/* -- JOINs that wait for those before them ---------------------------------------------------------------------------- */
+/* -- JOINs that wait for those before them ------------------------------------------------------------------------ */
 
-/* Of one peer. Peers take turns: however many one has, a JOIN of another waits for one of them. */
+/*
+ * Of one place. Places take turns: however many one has, a JOIN from elsewhere waits for one of them. Those of a node stay in order, also
+ * where they come from two of its processes, one after the other.
+ */
 struct joins {
 	struct list link; /* server->joins */
-	const struct peer *peer;
+	char source[SOURCE_MAX];
 	struct list deliveries;
-	unsigned n;
 };
 
 static struct joins *joins_of(struct server *server, const struct peer *peer)
@@ -762,26 +765,32 @@ static struct joins *joins_of(struct server *server, const struct peer *peer)
 	struct joins *joins;
 
 	list_for_each (joins, &server->joins, link)
-		if (joins->peer == peer)
+		if (!strcmp(joins->source, peer_source(peer)))
 			return joins;
 	joins = calloc(1, sizeof(*joins));
 	if (!joins)
 		return NULL;
-	joins->peer = peer;
+	(void)snprintf(joins->source, sizeof(joins->source), "%s", peer_source(peer));
 	list_init(&joins->deliveries);
 	list_push_back(&server->joins, &joins->link);
 	return joins;
 }
 
-static struct delivery *joins_take(struct joins *joins)
+/* The next, or NULL: none waits. */
+static struct delivery *next_join(struct server *server)
 {
-	struct delivery *delivery = list_first(&joins->deliveries, struct delivery, link);
+	struct joins *joins = list_first(&server->joins, struct joins, link);
+	struct delivery *delivery;
 
+	if (!joins)
+		return NULL;
+	delivery = list_first(&joins->deliveries, struct delivery, link);
 	list_remove(&delivery->link);
-	if (!--joins->n) {
-		list_remove(&joins->link);
+	list_remove(&joins->link);
+	if (list_empty(&joins->deliveries))
 		free(joins);
-	}
+	else
+		list_push_back(&server->joins, &joins->link);
 	return delivery;
 }
 
@@ -789,18 +798,17 @@ static struct delivery *joins_take(struct joins *joins)
 static bool on_join(struct chore *chore)
 {
 	struct server *server = container_of(chore, struct server, join);
-	struct joins *joins = list_first(&server->joins, struct joins, link);
+	struct delivery *delivery = next_join(server);
+	const char *why = delivery ? peer_loss(delivery->peer) : NULL;
 
-	if (joins) {
-		list_remove(&joins->link);
-		list_push_back(&server->joins, &joins->link);
-		take_join(server, joins_take(joins));
-	}
+	if (why)
+		delivery_fail(delivery, -ECONNRESET, why);
+	else if (delivery)
+		take_join(server, delivery);
 	return !list_empty(&server->joins);
 }
 
-/* most: so many may wait of its peer. */
-static void wait(struct server *server, struct delivery *delivery, unsigned most)
+void form_join_later(struct server *server, struct delivery *delivery)
 {
 	struct joins *joins = joins_of(server, delivery->peer);
 
@@ -808,21 +816,9 @@ static void wait(struct server *server, struct delivery *delivery, unsigned most
 		refuse(delivery, -ENOMEM, "out of memory");
 		return;
 	}
-	if (joins->n >= most) {
-		refuse(delivery, -EDQUOT,
-		       "%u joins of %s wait already, more than there may be jobs (max_jobs)",
-		       joins->n, peer_name(delivery->peer));
-		return;
-	}
 	list_push_back(&joins->deliveries, &delivery->link);
-	joins->n++;
 	server->join.step = on_join;
 	loop_begin(server->params.loop, &server->join);
-}
-
-void form_join_later(struct server *server, struct delivery *delivery)
-{
-	wait(server, delivery, UINT_MAX);
 }
 
 void form_join(struct server *server, struct delivery *delivery)
@@ -830,21 +826,16 @@ void form_join(struct server *server, struct delivery *delivery)
 	if (list_empty(&server->joins))
 		take_join(server, delivery);
 	else
-		wait(server, delivery, 2 * server->params.max_jobs);
+		form_join_later(server, delivery);
 }
 
-void form_joins_end(struct server *server, const struct peer *peer, int status, const char *why)
+void form_joins_end(struct server *server, const struct failure *failure)
 {
-	struct joins *joins, *next;
+	struct delivery *delivery;
 
-	list_for_each_safe (joins, next, &server->joins, link) {
-		if (peer && joins->peer != peer)
-			continue;
-		for (unsigned n = joins->n; n; n--)
-			delivery_fail(joins_take(joins), status, why);
-	}
-	if (list_empty(&server->joins))
-		loop_abort(&server->join);
+	while ((delivery = next_join(server)))
+		delivery_fail(delivery, failure->status, failure->text);
+	loop_abort(&server->join);
 }
 
 /* -- Time that is over ------------------------------------------------------------------------------------------------ */

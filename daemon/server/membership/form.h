@@ -26,10 +26,10 @@ struct forming {
 
 /* A JOIN has come. */
 void form_join(struct server *server, struct delivery *delivery);
-/* One that has waited for a run to end comes again, behind others that have. */
+/* One that has waited for a run to end comes again, behind others from there that wait. */
 void form_join_later(struct server *server, struct delivery *delivery);
-/* JOINs that wait are of a peer that is lost, or of any (NULL): they are answered. */
-void form_joins_end(struct server *server, const struct peer *peer, int status, const char *why);
+/* No more are taken: those that wait are answered. One whose peer is lost is so in its turn. */
+void form_joins_end(struct server *server, const struct failure *failure);
 void form_expired(struct job *job);
 /* All nodes are here, and their joins kept: gives the job its number and placement, and answers. Returns 0 or -errno with words. */
 int form_finish(struct job *job, struct failure *failure);
