@@ -784,7 +784,8 @@ static uint64_t take_entries(struct session *session)
 		n = drain(session, RING_BATCH);
 		session->turn.n_taken += n;
 		now_ns = clock_now_ns();
-	} while (n == RING_BATCH && !control->rings.n && !is_sated(session) && !look(control));
+	} while (n == RING_BATCH && now_ns < session->turn.until_ns && !control->rings.n &&
+		 !is_sated(session) && !look(control));
 	if (session->ring.head != head)
 		pace_jobs_note(&control->pace_jobs, flow, now_ns);
 	if (session->ring.stalled || session->ring.held || session->state != SESSION_OPEN)

@@ -207,11 +207,14 @@ static void on_newcomers_timer(struct loop_timer *timer)
 	char time[32];
 
 	list_for_each_safe (newcomer, next, &agent->newcomers, link) {
-		if (newcomer->deadline_ns > now_ns || n == EXPIRE_MAX) {
+		if (newcomer->deadline_ns > now_ns) {
 			next_ns = MIN(next_ns, newcomer->deadline_ns);
 			continue;
 		}
-		n++;
+		if (n++ == EXPIRE_MAX) {
+			next_ns = now_ns;
+			break;
+		}
 		(void)agent_time_text(time, newcomer->timeout_ms * NSEC_PER_MSEC);
 		(void)failure_set(
 			&failure, -ETIMEDOUT,

@@ -9,8 +9,10 @@
  */
 #include "agent/round/round.h"
 
-/* A step is so many; more of them cost little. */
+/* A step is so many, of a job of few ranks; more of them cost little. */
 #define SWEEP_STEP 16
+/* As many ranks here, whose requests may end and who may hear of a round, take as long as a round. */
+#define SWEEP_RANKS 64
 /* Each round that was looked at in vain puts the next sweep for a deadline off: about ten times as long as the look takes. */
 #define SWEEP_REST_NS NSEC_PER_USEC
 
@@ -62,7 +64,8 @@ static bool step(struct agent_job *job)
 	/* One may have a hundred thousand tensors. */
 	if (job->end.failure.status && agent_job_dismiss(job))
 		return true;
-	for (size_t i = 0; i < SWEEP_STEP && job->sweep.n_to_come; i++) {
+	for (size_t i = 0; i < SWEEP_STEP && job->sweep.n_to_come;
+	     i += 1 + job->layout.n_local / SWEEP_RANKS) {
 		struct agent_round *round = list_first(&job->rounds, struct agent_round, job_link);
 
 		if (!round) {

@@ -16,6 +16,18 @@ static struct agent_job *job_of(const struct agent_rows *rows)
 
 /* -- Making and unmaking ------------------------------------------------------------------------------------------ */
 
+static int no_memory(const struct agent_job *job, int error, struct failure *failure)
+{
+	uint64_t limit = job->memory.rows.limit;
+
+	if (error != EDQUOT || limit == UINT64_MAX)
+		return agent_job_no_memory(job, error, failure);
+	return failure_set(failure, -EDQUOT,
+			   "rows are too many, or too many operations on rows are in flight: a "
+			   "daemon may hold %" PRIu64 " bytes for a job, its job_quota: raise it",
+			   limit);
+}
+
 static int charge(struct agent_rows *rows, uint64_t n, uint64_t each, struct failure *failure)
 {
 	uint64_t bytes;
@@ -73,7 +85,7 @@ static int rows_new(struct agent_round *round, struct failure *failure)
 	int r;
 
 	if (!rows)
-		return agent_job_no_memory(job, errno, failure);
+		return no_memory(job, errno, failure);
 	round->rows = rows;
 	rows->round = round;
 	rows->quota = &job->memory.rows;
@@ -84,7 +96,7 @@ static int rows_new(struct agent_round *round, struct failure *failure)
 	n = agent_rows_n_given(rows);
 	r = place(rows);
 	if (r)
-		return agent_job_no_memory(job, -r, failure);
+		return no_memory(job, -r, failure);
 	return charge(rows, n, 2 * sizeof(struct reduce_entry) + sizeof(int64_t) + rows->row_len,
 		      failure);
 }
@@ -253,7 +265,7 @@ static bool sort_again(struct agent_rows *rows)
 		servers_free(rows);
 		r = place(rows);
 		if (r) {
-			(void)agent_job_no_memory(job, -r, &words);
+			(void)no_memory(job, -r, &words);
 			agent_round_describe(round, &failure, r, "%s", words.text);
 			agent_round_fail(round, &failure, true);
 			return false;

@@ -26,11 +26,11 @@ struct arrivals {
 	struct arrivals_spread *spread;
 	uint64_t n_rounds;
 	uint64_t window_ns, window_rounds; /* when it began, or 0 */
-	uint32_t n, n_measured;
+	uint32_t n, n_measured;		   /* all, or none, have metrics */
 	struct arrival all[];
 };
 
-static uint32_t n_measured; /* of all of this process */
+static uint32_t n_measured_all; /* of this process */
 
 static const struct {
 	uint64_t ns;
@@ -120,9 +120,9 @@ int arrivals_new(const char *job, const char *what, const uint32_t *numbers, uin
 	(void)snprintf(arrivals->what, sizeof(arrivals->what), "%s", what);
 	arrivals->spread = spread;
 	arrivals->n = n;
-	if (n <= ARRIVALS_MEASURED_MAX && n <= (ARRIVALS_MEASURED_ALL - n_measured) / 4)
+	if (n <= ARRIVALS_MEASURED_MAX && n <= (ARRIVALS_MEASURED_ALL - n_measured_all) / 4)
 		arrivals->n_measured = n;
-	n_measured += arrivals->n_measured;
+	n_measured_all += arrivals->n_measured;
 	for (uint32_t i = 0; i < n; i++) {
 		arrivals->all[i].number = numbers ? numbers[i] : i;
 		if (arrivals->n_measured)
@@ -141,7 +141,7 @@ struct arrivals *arrivals_free(struct arrivals *arrivals)
 		metric_unregister(&arrivals->all[i].held);
 		metric_unregister(&arrivals->all[i].late);
 	}
-	n_measured -= arrivals->n_measured;
+	n_measured_all -= arrivals->n_measured;
 	free(arrivals);
 	return NULL;
 }

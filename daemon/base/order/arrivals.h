@@ -33,8 +33,9 @@ void arrivals_spread_done(struct arrivals_spread *spread);
 
 /*
  * What of: "rank" or "node", as the log and the metrics bps_WHAT_last_total, bps_WHAT_held_seconds_total and
- * bps_WHAT_late_seconds, with labels job and WHAT, say; with more than ARRIVALS_MEASURED_MAX, or a quarter of what others leave of ARRIVALS_MEASURED_ALL, there are no such metrics. numbers: of each, n of them, copied; NULL: 0, 1, ... spread:
- * borrowed, for all its life. Returns 0 or -ENOMEM.
+ * bps_WHAT_late_seconds, with labels job and WHAT, say; with more than ARRIVALS_MEASURED_MAX, or a quarter of what others leave of
+ * ARRIVALS_MEASURED_ALL, there are no such metrics. numbers: of each, n of them, copied; NULL: 0, 1, ... spread: borrowed, for all
+ * its life. Returns 0 or -ENOMEM.
  */
 int arrivals_new(const char *job, const char *what, const uint32_t *numbers, uint32_t n,
 		 struct arrivals_spread *spread, struct arrivals **ret_arrivals);
