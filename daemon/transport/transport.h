@@ -204,7 +204,7 @@ struct transport_params {
 	unsigned n_threads; /* data threads; 0: lanes live on the home loop */
 	unsigned n_lanes;   /* connections we open to a peer */
 	unsigned
-		max_connections; /* accepted and not yet, or fully, shaken hands with: more are refused */
+		max_connections; /* accepted and proved; of one address, three quarters of what others leave */
 	uint64_t
 		handshake_timeout_ms; /* a connection that has not proved itself by then is closed */
 	uint64_t

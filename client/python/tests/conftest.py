@@ -123,7 +123,7 @@ class ForkServer:
 
     def end(self):
         self.socket.close()
-        assert self.process.wait(60) == 0
+        assert self.process.wait(1200) == 0
 
 
 @pytest.fixture(scope="module")

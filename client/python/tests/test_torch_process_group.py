@@ -166,7 +166,7 @@ def test_several_machines(tmp_path, monkeypatch, machines):
                     )
                 )
             for process in ranks:
-                output, _ = process.communicate(timeout=200)
+                output, _ = process.communicate(timeout=1200)
                 assert process.returncode == 0 and output.endswith("done\n"), output
         finally:
             for process in ranks:

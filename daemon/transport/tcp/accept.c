@@ -133,7 +133,7 @@ static void make_place(struct transport *transport, const char *source)
 		give_way(list_first(&transport->port.handshakes, struct handshake, link));
 }
 
-/* Whoever is at one address has three times as many connections as are left, at most: so something is left for one more. */
+/* Whoever is at one address gets no more while it has three times as many as are left: others who have few do. */
 static bool has_its_share(const struct transport *transport, const char *source)
 {
 	unsigned n = 0, left = transport->settings.max_connections - transport->port.n_accepted;
