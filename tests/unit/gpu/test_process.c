@@ -60,6 +60,21 @@ void *__wrap_reallocarray(void *old, size_t n, size_t size)
 	return no_memory ? NULL : __real_reallocarray(old, n, size);
 }
 
+/* A process that was killed is still there: whoever asks is told so, and nobody is to wait. */
+static bool stays;
+
+int __real_waitid(idtype_t type, id_t id, siginfo_t *info, int options);
+int __wrap_waitid(idtype_t type, id_t id, siginfo_t *info, int options);
+
+int __wrap_waitid(idtype_t type, id_t id, siginfo_t *info, int options)
+{
+	if (!stays)
+		return __real_waitid(type, id, info, options);
+	ASSERT_TRUE(options & WNOHANG);
+	*info = (siginfo_t){ 0 };
+	return 0;
+}
+
 struct world {
 	struct loop *loop;
 	struct gpu *gpu;
@@ -232,6 +247,34 @@ TEST(a_worker_that_does_not_read)
 	gpu_worker_close(world.worker);
 	world_close(&world);
 	ASSERT_TRUE(freed);
+}
+
+/* A driver takes its time to let go of a process: until then it may still write to memory. */
+TEST(nobody_waits_for_a_worker_that_was_killed)
+{
+	struct failure why = { .status = -EIO, .text = "a device failed" };
+	struct world world = world_open("done", NULL);
+	struct gpu_memory *memory = memory_new();
+	struct gpu_task task = { .done = on_done };
+	bool freed = false;
+
+	start(&world, "ready");
+	gpu_memory_open(memory, world.worker, NULL, NULL);
+	gpu_task_begin(world.worker, &task);
+	gpu_task_down(world.worker, memory, 0, world.gpu->staging, 4096);
+	gpu_task_end(world.worker);
+	stays = true;
+	gpu_worker_die(world.worker, &why);
+	ASSERT_EQ(world.worker->state, WORKER_DYING);
+	gpu_memory_free(memory, on_freed, &freed);
+	ASSERT_TRUE(!freed && !seen.n_done && !seen.lost.status);
+	stays = false;
+	TURN_UNTIL(&world, seen.n_done);
+	ASSERT_EQ(world.worker->state, WORKER_DEAD);
+	ASSERT_EQ(seen.n_failed, 1);
+	ASSERT_CONTAINS(seen.lost.text, "a device failed");
+	TURN_UNTIL(&world, freed);
+	world_close(&world);
 }
 
 /* And one that never will: what is under way has failed, and what was not sent is dropped. */
