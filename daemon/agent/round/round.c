@@ -272,9 +272,9 @@ void agent_round_part_done(struct agent_round *round)
 	if (job_of(round)->resumption.suspended)
 		return;
 	if (!round->turn.cut && !round->failure.status) {
-		/* Not for each single one. */
 		if (job_of(round)->distributed && !agent_round_is_full(round))
 			agent_schedule_add(round);
+		/* Not for each single one. */
 		if (round->n_parts - round->n_held <= ROUND_PARTS_MAX / 2 &&
 		    agent_round_can_begin_part(round))
 			agent_round_refill(round);

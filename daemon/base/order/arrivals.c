@@ -30,7 +30,7 @@ struct arrivals {
 	struct arrival all[];
 };
 
-static uint32_t n_measured_all; /* of this process */
+static _Atomic uint32_t n_measured_all; /* of this process */
 
 static const struct {
 	uint64_t ns;
@@ -113,6 +113,7 @@ int arrivals_new(const char *job, const char *what, const uint32_t *numbers, uin
 		 struct arrivals_spread *spread, struct arrivals **ret_arrivals)
 {
 	struct arrivals *arrivals = calloc(1, arrivals_len(n));
+	uint32_t used = n_measured_all;
 
 	if (!arrivals)
 		return error_origin(-ENOMEM);
@@ -120,7 +121,7 @@ int arrivals_new(const char *job, const char *what, const uint32_t *numbers, uin
 	(void)snprintf(arrivals->what, sizeof(arrivals->what), "%s", what);
 	arrivals->spread = spread;
 	arrivals->n = n;
-	if (n <= ARRIVALS_MEASURED_MAX && n <= (ARRIVALS_MEASURED_ALL - n_measured_all) / 4)
+	if (n <= ARRIVALS_MEASURED_MAX && used + 4 * n <= ARRIVALS_MEASURED_ALL)
 		arrivals->n_measured = n;
 	n_measured_all += arrivals->n_measured;
 	for (uint32_t i = 0; i < n; i++) {
