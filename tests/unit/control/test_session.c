@@ -736,12 +736,10 @@ static void other_begin(struct other *other, struct door *door)
 	loop_begin(door->loop, &other->chore);
 }
 
-/* However many they are: others have their turns in between. */
-TEST(buffers_of_who_hangs_up_are_given_up_in_pieces)
+/* A trainer that shares many buffers hangs up. The chore that gives these up is held. */
+static void hang_up_with_buffers(struct door *door)
 {
-	_cleanup_(door_freep) struct door *door = door_new(NULL);
 	struct trainer trainer;
-	struct other other;
 	int fd = memory_new(4096, NULL);
 
 	trainer_open(&trainer, door);
@@ -750,16 +748,25 @@ TEST(buffers_of_who_hangs_up_are_given_up_in_pieces)
 	chores_hold();
 	trainer_close(&trainer);
 	DOOR_UNTIL(door, chores_n_held());
+	(void)fd_close(fd);
+}
+
+/* However many buffers there are: others have their turns in between. */
+TEST(buffers_of_who_hangs_up_are_given_up_in_pieces)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct other other;
+
+	hang_up_with_buffers(door);
 	ASSERT_EQ(control_n_sessions(door->control), 1);
 	chores_go_on();
 	other_begin(&other, door);
 	DOOR_UNTIL(door, !control_n_sessions(door->control));
 	loop_abort(&other.chore);
 	ASSERT_INT(other.n_some_left, >=, 3);
-	(void)fd_close(fd);
 }
 
-/* However many are over at once. */
+/* However many sessions are over at once. */
 TEST(sessions_that_are_over_go_one_by_one)
 {
 	_cleanup_(door_freep) struct door *door = door_new(NULL);
@@ -782,22 +789,14 @@ TEST(sessions_that_are_over_go_one_by_one)
 	ASSERT_INT(other.n_gone_most, <=, 2);
 }
 
-/* And at once where the daemon ends. */
+/* What no step has come to goes at once where the daemon ends. */
 TEST(buffers_that_are_left_go_with_the_door)
 {
 	struct door *door = door_new(NULL);
-	struct trainer trainer;
-	int fd = memory_new(4096, NULL);
 
-	trainer_open(&trainer, door);
-	for (uint32_t i = 1; i <= N_BUFFERS; i++)
-		ASSERT_OK(trainer_share(&trainer, i, fd, 4096, NULL));
-	chores_hold();
-	trainer_close(&trainer);
-	DOOR_UNTIL(door, chores_n_held());
+	hang_up_with_buffers(door);
 	chores_go_on();
 	(void)door_free(door);
-	(void)fd_close(fd);
 }
 
 /* -- Tensors ------------------------------------------------------------------------------------------------------ */
