@@ -321,6 +321,12 @@ bool loop_is_wanted(struct loop *loop)
 	return rng_chance(&world->work, 30);
 }
 
+uint64_t loop_turn_ns(const struct loop *loop)
+{
+	(void)loop;
+	return world->now_ns;
+}
+
 /* -- A turn: as in base/loop.c ------------------------------------------------------------------------------------------ */
 
 static void run_deferred(struct loop *loop)

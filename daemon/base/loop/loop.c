@@ -67,6 +67,7 @@ struct loop {
 	bool is_to_rest;	  /* the watch, before the loop sleeps */
 	bool is_wanted;		  /* what the watch said the last time, and until when that holds */
 	uint64_t wanted_until_ns;
+	uint64_t turn_ns; /* when the turn began */
 	/* The watch's, when the turn began, and when the turn before it began. */
 	uint64_t took_ns, took_before_ns;
 	struct allowance allowance; /* for lingering */
@@ -89,6 +90,7 @@ int loop_new(struct loop **ret_loop)
 		return error_origin(-ENOMEM);
 	memset(loop, 0, sizeof(*loop));
 	list_init(&loop->chores);
+	loop->turn_ns = clock_now_ns();
 	loop->event_fd = loop->timer_fd = -1;
 	loop->alarm_ns = CLOCK_NEVER;
 	alarm.data.ptr = &loop->alarm_ns;
@@ -411,13 +413,12 @@ static void loop_run_deferred(struct loop *loop)
 
 /* Pieces of a turn */
 
-bool loop_is_wanted(struct loop *loop)
+static bool is_wanted(struct loop *loop, uint64_t now_ns)
 {
-	uint64_t now_ns, cost_ns;
+	uint64_t cost_ns;
 
 	if (!loop->watch)
 		return false;
-	now_ns = clock_now_ns();
 	if (now_ns < loop->wanted_until_ns)
 		return loop->is_wanted;
 	loop->is_wanted = loop->watch->look(loop->watch);
@@ -425,6 +426,11 @@ bool loop_is_wanted(struct loop *loop)
 	loop->wanted_until_ns =
 		now_ns + cost_ns + MIN(MAX(LOOP_PIECE_LEAST_NS, 4 * cost_ns), LOOP_LOOK_REST_NS);
 	return loop->is_wanted;
+}
+
+bool loop_is_wanted(struct loop *loop)
+{
+	return is_wanted(loop, clock_now_ns());
 }
 
 static uint64_t loop_watch_took(const struct loop *loop)
@@ -445,7 +451,7 @@ bool loop_piece_is_over(struct loop *loop, const struct loop_piece *piece, uint6
 {
 	if (now_ns < piece->least_ns)
 		return false;
-	return now_ns >= piece->until_ns || loop_is_wanted(loop);
+	return now_ns >= piece->until_ns || is_wanted(loop, now_ns);
 }
 
 void loop_piece_all(struct loop_piece *piece)
@@ -551,15 +557,10 @@ static void loop_run_yielded(struct loop *loop)
  */
 static void loop_run_timers(struct loop *loop)
 {
-	uint64_t now_ns;
-
-	if (!loop->n_timers)
-		return;
-	now_ns = clock_now_ns();
 	for (size_t n = loop->n_timers; n > 0 && loop->n_timers > 0; n--) {
 		struct loop_timer *timer = loop->timers[0];
 
-		if (timer->at_ns > now_ns || loop_stopping(loop))
+		if (timer->at_ns > loop->turn_ns || loop_stopping(loop))
 			return;
 		loop_timer_cancel(timer);
 		timer->expired(timer);
@@ -747,6 +748,11 @@ static int loop_wait(struct loop *loop, int timeout_ms)
 	return 0;
 }
 
+uint64_t loop_turn_ns(const struct loop *loop)
+{
+	return loop->turn_ns;
+}
+
 int loop_turn(struct loop *loop, int timeout_ms)
 {
 	int r;
@@ -754,6 +760,7 @@ int loop_turn(struct loop *loop, int timeout_ms)
 	r = loop_wait(loop, timeout_ms);
 	if (r)
 		return error_trace(r);
+	loop->turn_ns = clock_now_ns();
 	loop->took_before_ns = loop->took_ns;
 	loop->took_ns = loop_watch_took(loop);
 	loop_run_timers(loop);

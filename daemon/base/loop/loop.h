@@ -28,6 +28,8 @@ int loop_turn(struct loop *loop, int timeout_ms);
  * run. Any thread.
  */
 void loop_stop(struct loop *loop);
+/* When the turn began that runs, or ran last: for what needs no better time. Loop's thread. */
+uint64_t loop_turn_ns(const struct loop *loop);
 /* Number of times epoll has returned from a wait, for tests of idleness. Any thread. */
 uint64_t loop_wakeups(const struct loop *loop);
 
@@ -99,7 +101,7 @@ void loop_piece_begin(struct loop *loop, struct loop_piece *piece, uint64_t now_
 		      uint64_t most_ns);
 /* One that is over when all is done, whoever waits. */
 void loop_piece_all(struct loop_piece *piece);
-/* What the watch has found is done soon after the piece is over. */
+/* now_ns: as the clock says now. What the watch has found is done soon after the piece is over. */
 bool loop_piece_is_over(struct loop *loop, const struct loop_piece *piece, uint64_t now_ns);
 /* Something that does not count took so long: the piece lasts longer. */
 void loop_piece_prolong(struct loop_piece *piece, uint64_t took_ns);
