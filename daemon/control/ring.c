@@ -837,7 +837,7 @@ static void on_drain(struct mail *mail)
 	control->n_drains++;
 	ring_sated(control);
 	while (control->rings.n && now_ns < until_ns) {
-		struct session *session = fair_pop(&control->rings).item;
+		struct session *session = fair_pop(&control->rings);
 		uint64_t flow = session->turn.flow, began_ns = now_ns;
 
 		ring_want(session);

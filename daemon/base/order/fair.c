@@ -19,8 +19,8 @@ static void heap_put(struct fair *fair, struct fair_flow *flow, size_t at)
 	flow->at = at;
 }
 
-/* Where it belongs, from where it is. */
-static void heap_sift(struct fair *fair, struct fair_flow *flow)
+/* There are others. */
+static void heap_move(struct fair *fair, struct fair_flow *flow)
 {
 	struct fair_flow **heap = fair->heap;
 	size_t at = flow->at;
@@ -40,13 +40,20 @@ static void heap_sift(struct fair *fair, struct fair_flow *flow)
 	heap_put(fair, flow, at);
 }
 
+/* Goes to where it belongs, from where it is. */
+static void heap_sift(struct fair *fair, struct fair_flow *flow)
+{
+	if (fair->n_heap > 1)
+		heap_move(fair, flow);
+}
+
 static void heap_remove(struct fair *fair, const struct fair_flow *flow)
 {
 	struct fair_flow *last = fair->heap[--fair->n_heap];
 
 	if (last == flow)
 		return;
-	last->at = flow->at;
+	heap_put(fair, last, flow->at);
 	heap_sift(fair, last);
 }
 
@@ -140,7 +147,7 @@ static void move_on(struct fair *fair, struct fair_flow *flow, uint64_t cost)
 static void begin(struct fair *fair, struct fair_flow *flow)
 {
 	list_remove(&flow->idle);
-	flow->at = fair->n_heap++;
+	heap_put(fair, flow, fair->n_heap++);
 	heap_sift(fair, flow);
 }
 
@@ -157,7 +164,7 @@ int fair_push(struct fair *fair, uint64_t id, const struct order_item *item)
 			return error_trace(r);
 	}
 	fair->last = flow;
-	r = heap_reserve(fair);
+	r = flow->order.n ? 0 : heap_reserve(fair);
 	if (!r)
 		r = order_push(&flow->order, item);
 	if (r)
@@ -187,7 +194,7 @@ static void go_on(struct fair *fair, struct fair_flow *flow)
 	}
 }
 
-static struct order_item pop(struct fair *fair, struct fair_flow *flow)
+static void *pop(struct fair *fair, struct fair_flow *flow)
 {
 	struct order_item item = order_pop(&flow->order);
 
@@ -195,10 +202,10 @@ static struct order_item pop(struct fair *fair, struct fair_flow *flow)
 	fair->n--;
 	move_on(fair, flow, item.cost);
 	go_on(fair, flow);
-	return item;
+	return item.item;
 }
 
-struct order_item fair_pop(struct fair *fair)
+void *fair_pop(struct fair *fair)
 {
 	struct fair_flow *flow = fair->heap[0];
 
@@ -211,7 +218,7 @@ const struct order_item *fair_next(const struct fair *fair)
 	return fair->served ? order_first(&fair->served->order) : NULL;
 }
 
-struct order_item fair_pop_next(struct fair *fair)
+void *fair_pop_next(struct fair *fair)
 {
 	return pop(fair, fair->served);
 }

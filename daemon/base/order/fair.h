@@ -54,12 +54,12 @@ struct fair {
 int fair_push(struct fair *fair, uint64_t flow, const struct order_item *item);
 /* The item whose turn it is; NULL when empty. Until something is added or taken. */
 const struct order_item *fair_first(const struct fair *fair);
-/* Takes that. Not empty. */
-struct order_item fair_pop(struct fair *fair);
+/* Takes that. Not empty. Returns what it leads to. */
+void *fair_pop(struct fair *fair);
 /* The next of the flow that was served last, whose turn it need not be; NULL: it has none. For what goes together as one. */
 const struct order_item *fair_next(const struct fair *fair);
-/* Takes that. There is one. */
-struct order_item fair_pop_next(struct fair *fair);
+/* Takes that. There is one. Returns what it leads to. */
+void *fair_pop_next(struct fair *fair);
 /*
  * As if it had not been taken. What was taken last comes back first, and nothing was added since: then this needs no memory,
  * and does not fail.

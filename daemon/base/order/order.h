@@ -15,11 +15,16 @@ struct order_item {
 	uint32_t cost; /* the user's, or fair.h's */
 };
 
+/*
+ * What is counted for each item stands apart: two counts side by side are read as one, and a processor that has just written one of them
+ * would wait until that is in the cache.
+ */
 struct order {
 	size_t n;		 /* in all */
 	struct order_item *line; /* a ring */
-	size_t first, n_line;
+	size_t first;
 	size_t line_capacity; /* 0 or a power of two */
+	size_t n_line;
 	struct order_item *heap;
 	size_t n_heap, heap_capacity;
 };

@@ -102,14 +102,14 @@ struct message *queue_pop(struct fair *queue)
 
 	if (!queue->n)
 		return NULL;
-	message = fair_pop(queue).item;
+	message = fair_pop(queue);
 	fetch(queue);
 	return message;
 }
 
 struct message *queue_pop_next(struct fair *queue)
 {
-	struct message *message = fair_pop_next(queue).item;
+	struct message *message = fair_pop_next(queue);
 
 	fetch(queue);
 	return message;

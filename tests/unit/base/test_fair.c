@@ -32,9 +32,17 @@ static uint64_t flow_of(const struct order_item *item)
 	return (uintptr_t)item->item - 1;
 }
 
+static struct order_item take(struct fair *fair)
+{
+	struct order_item item = *fair_first(fair);
+
+	ASSERT_TRUE(fair_pop(fair) == item.item);
+	return item;
+}
+
 static uint64_t pop(struct fair *fair)
 {
-	struct order_item item = fair_pop(fair);
+	struct order_item item = take(fair);
 
 	return flow_of(&item);
 }
@@ -58,7 +66,7 @@ TEST(priority_orders_within_a_flow_only)
 		struct order_item item;
 
 		ASSERT_EQ(pop(&fair), 1);
-		item = fair_pop(&fair);
+		item = take(&fair);
 		ASSERT_EQ(flow_of(&item), 2);
 		ASSERT_EQ(item.priority, 99 - i);
 	}
@@ -72,10 +80,10 @@ TEST(a_lone_flow_goes_by_its_order)
 	push(&fair, 7, 1, 5);
 	push(&fair, 7, 3, 5);
 	push(&fair, 7, 2, 5);
-	ASSERT_EQ(fair_pop(&fair).priority, 3);
-	ASSERT_EQ(fair_pop(&fair).priority, 2);
+	ASSERT_EQ(take(&fair).priority, 3);
+	ASSERT_EQ(take(&fair).priority, 2);
 	ASSERT_EQ(fair_first(&fair)->priority, 1);
-	ASSERT_EQ(fair_pop(&fair).priority, 1);
+	ASSERT_EQ(take(&fair).priority, 1);
 	ASSERT_TRUE(!fair_first(&fair));
 	drop(&fair);
 }
@@ -93,7 +101,7 @@ TEST(backlogged_flows_have_the_same_cost)
 		for (unsigned f = 0; !i && f < ARRAY_SIZE(costs); f++)
 			for (unsigned n = 0; n < 1 + f * 50; n++)
 				push(&fair, 1 + f, (int32_t)(f * 1000), costs[f]);
-		item = fair_pop(&fair);
+		item = take(&fair);
 		had[flow_of(&item) - 1] += item.cost;
 		push(&fair, flow_of(&item), item.priority, item.cost);
 		for (unsigned f = 0; f < ARRAY_SIZE(costs); f++)
@@ -136,7 +144,7 @@ TEST(to_come_and_go_earns_nothing)
 	for (unsigned i = 0; i < 10; i++)
 		push(&fair, 2, 0, 1000);
 	for (unsigned i = 0; i < 100000; i++) {
-		struct order_item item = fair_pop(&fair);
+		struct order_item item = take(&fair);
 
 		had[flow_of(&item)] += item.cost;
 		push(&fair, flow_of(&item), 0, item.cost);
@@ -213,7 +221,8 @@ TEST(what_goes_together_is_charged_together)
 		struct order_item item;
 
 		ASSERT_EQ(flow_of(fair_next(&fair)), 1);
-		item = fair_pop_next(&fair);
+		item = *fair_next(&fair);
+		ASSERT_TRUE(fair_pop_next(&fair) == item.item);
 		ASSERT_EQ(flow_of(&item), 1);
 	}
 	for (unsigned i = 0; i < 5; i++)
@@ -242,7 +251,7 @@ TEST(what_is_returned_was_not_taken)
 		unsigned n = 1 + random_of(ARRAY_SIZE(taken)), keep = random_of(3);
 
 		for (unsigned i = 0; i < n; i++)
-			taken[i] = fair_pop(&fair);
+			taken[i] = take(&fair);
 		for (unsigned i = n; i-- > keep;)
 			fair_return(&fair, flow_of(&taken[i]), &taken[i]);
 		for (unsigned i = 0; i < MIN(keep, n); i++) {
@@ -266,7 +275,7 @@ TEST(who_comes_after_a_return_goes_next)
 	push(&fair, 1, 0, 100);
 	push(&fair, 1, 0, 100);
 	(void)fair_pop(&fair);
-	taken = fair_pop(&fair);
+	taken = take(&fair);
 	fair_return(&fair, 1, &taken);
 	push(&fair, 2, 0, 1);
 	push(&fair, 3, 0, 1);
@@ -315,7 +324,7 @@ TEST(random_pushes_and_pops_are_in_turn)
 			ASSERT_TRUE(!fair_first(&fair));
 			continue;
 		}
-		item = fair_pop(&fair);
+		item = take(&fair);
 		f = flow_of(&item);
 		for (unsigned k = 1; k < FLOWS; k++)
 			ASSERT_TRUE(!n[k] || turns[f] <= turns[k]);
