@@ -582,28 +582,30 @@ static bool next_entry(struct session *session, struct shm_entry *ret_entry)
 /* Takes at most n entries, and the request that waits for these. Returns how many: fewer, if there are no more. */
 static size_t drain(struct session *session, size_t n)
 {
+	struct sampled_clock *clock = &session->control->clock;
 	struct shm_entry entry;
-	uint64_t now_ns;
 	size_t i;
 
 	session->ring.draining = true;
 	session->ring.yields = session->ring.held = false;
 	for (i = 0; i < n && !is_put_off(session); i++) {
 		if (session->deferred.request && session->state == SESSION_OPEN &&
-		    session->ring.head >= session->deferred.until)
+		    session->ring.head >= session->deferred.until) {
 			session_take_deferred(session);
+			sampled_clock_begin(clock, clock_now_ns());
+		}
 		if (session->state != SESSION_OPEN || !next_entry(session, &entry))
 			break;
-		now_ns = clock_now_ns();
-		/* One before it has taken long. */
-		if (i && now_ns >= session->turn.until_ns) {
+		/* Those before it have taken long. */
+		if (i && clock->now_ns >= session->turn.until_ns) {
 			session->ring.yields = true;
 			session->ring.head--;
 			break;
 		}
-		submit(session, &entry, now_ns);
+		submit(session, &entry, clock->now_ns);
 		if (is_put_off(session))
 			break;
+		(void)sampled_clock_tick(clock);
 	}
 	session->ring.draining = false;
 	return i;
@@ -768,13 +770,14 @@ static bool look(struct control *control)
  * anything. Ranks of a job take turns, too: a round whose ranks come one soon after the other is
  * still in the cache for the last. Returns when it was over.
  */
-static uint64_t take_entries(struct session *session)
+static uint64_t take_entries(struct session *session, uint64_t now_ns)
 {
 	struct control *control = session->control;
-	uint64_t flow = session->turn.flow, head = session->ring.head, now_ns;
+	uint64_t flow = session->turn.flow, head = session->ring.head;
 	bool more;
 	size_t n;
 
+	sampled_clock_begin(&control->clock, now_ns);
 	session->turn.work &= ~(unsigned)SESSION_ENTRIES;
 	list_remove(&session->ring.unarmed);
 	if (session->turn.drain != control->n_drains)
@@ -783,7 +786,7 @@ static uint64_t take_entries(struct session *session)
 	do {
 		n = drain(session, RING_BATCH);
 		session->turn.n_taken += n;
-		now_ns = clock_now_ns();
+		now_ns = sampled_clock_look(&control->clock);
 	} while (n == RING_BATCH && now_ns < session->turn.until_ns && !control->rings.n &&
 		 !is_sated(session) && !look(control));
 	if (session->ring.head != head)
@@ -813,9 +816,11 @@ static uint64_t take_turn(struct session *session, uint64_t now_ns, uint64_t unt
 		session_end(session);
 		return clock_now_ns();
 	}
-	if (session->turn.work & SESSION_PACKETS)
+	if (session->turn.work & SESSION_PACKETS) {
 		take_packets(session, now_ns, until_ns);
-	return session->turn.work & SESSION_ENTRIES ? take_entries(session) : clock_now_ns();
+		now_ns = clock_now_ns();
+	}
+	return session->turn.work & SESSION_ENTRIES ? take_entries(session, now_ns) : now_ns;
 }
 
 /* Sessions of which the last drain has taken as much as it takes. */

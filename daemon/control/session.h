@@ -45,6 +45,7 @@ struct control {
 	struct fair rings;  /* sessions with packets or entries to be taken, by job; cost: time */
 	size_t n_rung_deep; /* of them, those for whose entries nothing gives way */
 	uint64_t n_rung, n_drains;
+	struct sampled_clock clock; /* of entries */
 	struct paces paces;
 	struct pace_jobs pace_jobs;
 	struct mail drain; /* takes some of them */
@@ -122,8 +123,7 @@ struct session_turn {
 	unsigned work;		 /* SESSION_*: what there may be to be taken */
 	bool rung, rung_deep;	 /* in control->rings; and counted in n_rung_deep */
 	uint64_t drain, n_taken; /* the last that took entries of it, and how many */
-	uint64_t flow;		 /* as of this job, or user */
-	uint64_t job_flow;	 /* ring_job_flow() */
+	uint64_t flow, job_flow; /* as of this job, or user; and ring_job_flow() */
 	struct pace *pace;	 /* of its user */
 	struct list paced;	 /* in control->paces.waiting: packets wait */
 	uint64_t until_ns;	 /* when its turn is over */

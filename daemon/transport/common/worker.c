@@ -4,7 +4,6 @@
  */
 #include "transport/common/worker.h"
 
-#include "base/clock.h"
 #include "base/loop/thread.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,9 +14,6 @@
 #define MAILBOX_TURN_NS (100 * NSEC_PER_USEC)
 /* What home itself receives in a turn of the loop is run at once for so long: some reads full of small messages, or of large results. */
 #define RECEIVED_TURN_NS (4 * NSEC_PER_MSEC)
-/* Mails between two looks at the clock, unless each took so long. */
-#define MAILBOX_UNTIMED 4
-#define MAILBOX_SLOW_NS (25 * NSEC_PER_USEC)
 
 /* Takes all that was posted: returns the first of it, or NULL. */
 static struct mail *take(_Atomic(struct mail *) *from, struct mail **ret_last)
@@ -64,29 +60,12 @@ static void mailboxes_take(struct mailboxes *mailboxes)
 }
 
 /*
- * One more mail was run. Returns whether it is time to look at the clock, which is read then. A look costs a part of what a light mail
- * costs, so light mails share a look; each mail has its own look while the last ones were slow.
- */
-static bool is_timed(struct mail_clock *clock)
-{
-	uint64_t now_ns;
-
-	if (++clock->n_mails < MAILBOX_UNTIMED && !clock->is_slow)
-		return false;
-	now_ns = clock_now_ns();
-	clock->is_slow = now_ns - clock->looked_ns > clock->n_mails * MAILBOX_SLOW_NS;
-	clock->looked_ns = now_ns;
-	clock->n_mails = 0;
-	return true;
-}
-
-/*
  * Runs a mailbox's mail until then, or until the piece is over or there is none: then the mailbox may be gone. Returns whether the piece
  * is over.
  */
 static bool mailbox_run(struct mailboxes *mailboxes, struct mailbox *mailbox, uint64_t until_ns)
 {
-	struct mail_clock *clock = &mailboxes->clock;
+	struct sampled_clock *clock = &mailboxes->clock;
 	bool is_last;
 
 	do {
@@ -101,11 +80,11 @@ static bool mailbox_run(struct mailboxes *mailboxes, struct mailbox *mailbox, ui
 				list_remove(&mailbox->source->turn);
 		}
 		mail->run(mail);
-		if (!is_timed(clock))
+		if (!sampled_clock_tick(clock))
 			continue;
-		if (loop_piece_is_over(mailboxes->loop, &mailboxes->piece, clock->looked_ns))
+		if (loop_piece_is_over(mailboxes->loop, &mailboxes->piece, clock->now_ns))
 			return true;
-		if (clock->looked_ns >= until_ns)
+		if (clock->now_ns >= until_ns)
 			break;
 	} while (!is_last);
 	return false;
@@ -127,8 +106,7 @@ static bool mailboxes_run(struct mailboxes *mailboxes)
 		list_remove(&mailbox->link);
 		list_push_back(&source->busy, &mailbox->link);
 		if (mailbox_run(mailboxes, mailbox,
-				is_alone ? CLOCK_NEVER
-					 : mailboxes->clock.looked_ns + MAILBOX_TURN_NS))
+				is_alone ? CLOCK_NEVER : mailboxes->clock.now_ns + MAILBOX_TURN_NS))
 			return list_empty(&mailboxes->busy);
 	}
 	return true;
@@ -136,8 +114,8 @@ static bool mailboxes_run(struct mailboxes *mailboxes)
 
 static void mailboxes_go_on(struct mailboxes *mailboxes)
 {
-	mailboxes->clock.looked_ns = clock_now_ns();
-	loop_piece_begin(mailboxes->loop, &mailboxes->piece, mailboxes->clock.looked_ns,
+	sampled_clock_begin(&mailboxes->clock, clock_now_ns());
+	loop_piece_begin(mailboxes->loop, &mailboxes->piece, mailboxes->clock.now_ns,
 			 MAILBOXES_TURN_NS);
 	mailboxes->goes_on = !mailboxes_run(mailboxes);
 	if (mailboxes->goes_on)
@@ -254,7 +232,7 @@ void mailboxes_drain(struct mailboxes *mailboxes)
 		}
 		if (list_empty(&mailboxes->busy))
 			return;
-		mailboxes->clock.looked_ns = clock_now_ns();
+		sampled_clock_begin(&mailboxes->clock, clock_now_ns());
 		loop_piece_all(&mailboxes->piece);
 		(void)mailboxes_run(mailboxes);
 	}
@@ -278,7 +256,7 @@ int worker_new(struct loop *home, const char *thread, struct worker **ret_worker
 	worker->loop = home;
 	worker->rate = (struct rate){ 0 };
 	worker->n_copied = 0;
-	worker->clock = (struct mail_clock){ 0 };
+	worker->clock = (struct sampled_clock){ 0 };
 	worker->receives = worker->is_over = false;
 	worker->piece = (struct loop_piece){ 0 };
 	worker->turn_end.run = worker_on_turn_end;
@@ -326,9 +304,9 @@ void worker_post_home(struct worker *worker, struct mailbox *mailbox, struct mai
 		return;
 	}
 	mail->run(mail);
-	if (worker->receives && is_timed(&worker->clock))
+	if (worker->receives && sampled_clock_tick(&worker->clock))
 		worker->is_over =
-			loop_piece_is_over(worker->loop, &worker->piece, worker->clock.looked_ns);
+			loop_piece_is_over(worker->loop, &worker->piece, worker->clock.now_ns);
 }
 
 bool worker_receive(struct worker *worker, const struct mailbox *mailbox)
@@ -337,8 +315,8 @@ bool worker_receive(struct worker *worker, const struct mailbox *mailbox)
 		return true;
 	if (!worker->receives) {
 		worker->receives = true;
-		worker->clock.looked_ns = clock_now_ns();
-		loop_piece_begin(worker->loop, &worker->piece, worker->clock.looked_ns,
+		sampled_clock_begin(&worker->clock, clock_now_ns());
+		loop_piece_begin(worker->loop, &worker->piece, worker->clock.now_ns,
 				 RECEIVED_TURN_NS);
 		loop_finish(worker->loop, &worker->turn_end);
 	}
@@ -350,5 +328,5 @@ void worker_copied(struct worker *worker, uint64_t took_ns)
 	if (!worker->receives)
 		return;
 	loop_piece_prolong(&worker->piece, took_ns);
-	worker->clock.looked_ns += took_ns;
+	worker->clock.now_ns += took_ns;
 }

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "base/clock.h"
 #include "base/loop/loop.h"
 #include "base/source.h"
 #include "proto/data.h"
@@ -24,13 +25,6 @@ static_assert(2 * (sizeof(struct data_header) + DATA_PACK_MAX * sizeof(struct da
 		      RECEIVE_BUFFER,
 	      "two packs fit, so one of two that come together is whole");
 
-/* When the clock was looked at between mails, and how many were run since. */
-struct mail_clock {
-	uint64_t looked_ns;
-	unsigned n_mails;
-	bool is_slow; /* so were the mails before looked_ns: the next look comes after one */
-};
-
 /*
  * Mailboxes: mail to home that transport_close() can still find. Each lane has one. Where a worker's lanes come from take turns, and
  * in the turn of such a source its lanes do: what one peer sends does not wait for all that another has sent, by however many
@@ -48,7 +42,7 @@ struct mailboxes {
 		more; /* in the loop while goes_on: the rest of these is left to the next turn */
 	bool goes_on;
 	struct loop_piece piece;
-	struct mail_clock clock;
+	struct sampled_clock clock;
 };
 
 /* Whose turn it is. Home thread. */
@@ -143,7 +137,7 @@ struct worker {
 	bool receives;		 /* the loop has received in this turn */
 	struct loop_piece piece; /* mail is run at once in it, */
 	bool is_over;		 /* and goes into its mailbox after it */
-	struct mail_clock clock;
+	struct sampled_clock clock;
 	struct mail turn_end; /* at the end of the turn, where the loop has received */
 	unsigned char buffer[RECEIVE_BUFFER];
 };
