@@ -473,7 +473,9 @@ void agent_submit(struct agent_declaration *declaration, struct agent_request *r
 		round_out_of_order(declaration, request);
 		return;
 	}
-	r = leave_out(declaration, request->round, now_ns);
+	r = request->round > declaration->n_rounds + 1
+		    ? leave_out(declaration, request->round, now_ns)
+		    : 0;
 	if (r) {
 		round_refused(tensor, request, r);
 		return;

@@ -32,6 +32,14 @@ uint64_t agent_schedule_ahead(const struct agent_job *job)
 		   (uint64_t)AHEAD_PARTS * job->part_bytes);
 }
 
+bool agent_schedule_has_room(const struct agent_job *job, uint64_t unsent)
+{
+	/* The least that agent_schedule_ahead() returns: what the link carries does not matter. */
+	if (!job->agent->params.ahead_bytes && unsent < (uint64_t)AHEAD_PARTS * job->part_bytes)
+		return true;
+	return unsent < agent_schedule_ahead(job);
+}
+
 /*
  * Within a priority class, rounds of one pass that is over go by priority, and others in the order
  * of submission: priority_class.c.
@@ -262,28 +270,27 @@ void agent_schedule_sent(struct agent_round *round, uint64_t bytes)
 bool agent_schedule_has_window(const struct agent_round *round)
 {
 	const struct agent_job *job = round->job;
-	const uint64_t ahead = agent_schedule_ahead(job);
 	const struct list *link = &round->turn.link;
 	uint64_t unsent = job->schedule.unsent_before;
 
-	if (!job->distributed || job->schedule.unsent < ahead)
+	if (!job->distributed || agent_schedule_has_room(job, job->schedule.unsent))
 		return true;
 	/* All that is unsent is before it, or its own. */
 	if (!list_linked(link) || !is_scheduled(job, link->next))
 		return false;
-	for (link = &job->schedule.uncut->turn.link; link != &round->turn.link && unsent < ahead;
-	     link = link->next)
+	for (link = &job->schedule.uncut->turn.link;
+	     link != &round->turn.link && agent_schedule_has_room(job, unsent); link = link->next)
 		unsent += round_of(link)->turn.unsent;
-	return unsent + round->turn.unsent < ahead;
+	return agent_schedule_has_room(job, unsent + round->turn.unsent);
 }
 
 static struct agent_round *next_round(struct agent_job *job)
 {
 	const struct list *link =
 		job->schedule.uncut ? &job->schedule.uncut->turn.link : &job->schedule.scheduled;
-	uint64_t unsent = job->schedule.unsent_before, ahead = agent_schedule_ahead(job);
+	uint64_t unsent = job->schedule.unsent_before;
 
-	while (is_scheduled(job, link) && unsent < ahead) {
+	while (is_scheduled(job, link) && agent_schedule_has_room(job, unsent)) {
 		struct agent_round *round = round_of(link);
 
 		link = link->next;

@@ -3,8 +3,9 @@
 
 #include "agent/round/round.h"
 
-/* Bytes of the job that may wait to be sent. */
+/* Bytes of the job that may wait to be sent; and whether so many may wait, and one more. */
 uint64_t agent_schedule_ahead(const struct agent_job *job);
+bool agent_schedule_has_room(const struct agent_job *job, uint64_t unsent);
 /* A round begins to move, or has parts to be made again: round->turn.cut is false. */
 void agent_schedule_add(struct agent_round *round);
 /* What is_before() says of some of them has changed: schedule.n_passes has grown. */

@@ -81,7 +81,7 @@ static struct agent_part *next_part(const struct agent_send_queue *send_queue)
 	const struct order_item *item = order_first(&send_queue->waiting);
 	struct agent_part *part = item ? item->item : NULL;
 
-	return part && send_queue->ahead < agent_schedule_ahead(part->job) ? part : NULL;
+	return part && agent_schedule_has_room(part->job, send_queue->ahead) ? part : NULL;
 }
 
 void agent_send_queue_pump(struct agent_send_queue *send_queue)
