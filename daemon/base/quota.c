@@ -8,9 +8,18 @@ void quota_init(struct quota *quota, uint64_t limit, struct quota *parent)
 	*quota = (struct quota){ .limit = limit, .parent = parent };
 }
 
+bool quota_claim(struct quota *quota)
+{
+	static _Thread_local const char here;
+
+	if (!quota_used(quota))
+		atomic_store_explicit(&quota->thread, &here, memory_order_relaxed);
+	return atomic_load_explicit(&quota->thread, memory_order_relaxed) == &here;
+}
+
 static bool quota_charge_one(struct quota *quota, uint64_t amount)
 {
-	uint64_t used = atomic_load_explicit(&quota->used, memory_order_relaxed), sum;
+	uint64_t used = quota_used(quota), sum;
 
 	do {
 		if (ADD_OVERFLOW(used, amount, &sum) || sum > quota->limit)
@@ -96,12 +105,10 @@ static int settle(struct quota *quota)
 	}
 }
 
-int quota_charge(struct quota *quota, uint64_t amount)
+int quota_charge_any(struct quota *quota, uint64_t amount)
 {
 	int r;
 
-	if (!quota || !amount)
-		return 0;
 	if (!quota_charge_one(quota, amount))
 		return QUOTA_E_FULL;
 	if (!quota->parent)
@@ -115,13 +122,10 @@ int quota_charge(struct quota *quota, uint64_t amount)
 	return r;
 }
 
-void quota_release(struct quota *quota, uint64_t amount)
+void quota_release_any(struct quota *quota, uint64_t amount)
 {
-	struct quota *parent;
+	struct quota *parent = quota->parent;
 
-	if (!quota || !amount)
-		return;
-	parent = quota->parent;
 	quota_release_one(quota, amount);
 	if (parent && quota->batch)
 		(void)settle(quota);

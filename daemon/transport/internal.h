@@ -48,6 +48,7 @@ struct transport_settings {
 	enum transport_checksums checksums;
 	enum transport_probes probes;
 	bool is_rdma_strict; /* parts may not go by TCP */
+	bool has_threads;    /* data threads: messages come and go on others than home */
 };
 
 struct transport {

@@ -102,6 +102,7 @@ static int copy_params(struct transport *transport, const struct transport_param
 	transport->settings.accounts = params->accounts;
 	transport->settings.checksums = params->checksums;
 	transport->settings.probes = params->probes;
+	transport->settings.has_threads = params->n_threads;
 	(void)snprintf(transport->node, sizeof(transport->node), "%s", params->node);
 	r = set_congestion(transport, params->congestion);
 	if (r)

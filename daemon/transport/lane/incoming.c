@@ -31,7 +31,7 @@ static struct incoming *take_kept(struct transport *transport)
 }
 
 /* All but the message, which is made when the answer is, and what the caller sets. */
-static void incoming_init(struct incoming *incoming, bool is_home, bool is_kept)
+static void incoming_init(struct incoming *incoming, bool is_kept)
 {
 	incoming->delivery.payload = NULL;
 	incoming->delivery.payload_block = NULL;
@@ -41,7 +41,6 @@ static void incoming_init(struct incoming *incoming, bool is_home, bool is_kept)
 	incoming->window = NULL;
 	incoming->cookie = 0;
 	incoming->is_answered = incoming->is_written = incoming->is_damaged = false;
-	incoming->is_home = is_home;
 	incoming->is_kept = is_kept;
 }
 
@@ -52,17 +51,16 @@ static struct incoming *incoming_take(struct transport *transport, bool is_home)
 	struct incoming *incoming = kept ?: calloc(1, sizeof(*incoming));
 
 	if (incoming)
-		incoming_init(incoming, is_home, kept);
+		incoming_init(incoming, kept);
 	return incoming;
 }
 
 static void incoming_give(struct transport *transport, struct incoming *incoming)
 {
-	if (!incoming->is_kept)
-		free(incoming);
-	else if (incoming->is_home)
+	if (incoming->is_kept)
 		list_push_front(&transport->spare_incoming, &incoming->link);
-	/* Else its lane broke, and it ends on another's thread: its place stays empty. */
+	else
+		free(incoming);
 }
 
 static int charge_peer(struct peer *peer, uint64_t amount)

@@ -101,6 +101,8 @@ static int begin_incoming(struct lane *lane)
 
 	if (header->cookie && lane->makes_calls)
 		return lane_protocol_error(lane, "a call from the side that answers");
+	if (lane->index == DATA_LANE_BEAT)
+		return lane_protocol_error(lane, "more than signs of life where only these belong");
 	r = incoming_new(lane->peer, lane, header->len, &incoming);
 	if (r == QUOTA_E_FULL) {
 		(void)incoming_over_quota(lane->peer, header->len, &failure);

@@ -60,7 +60,6 @@ static struct incoming *find_moved(const struct peer *peer, const struct data_he
 static void take_over(struct incoming *old, struct incoming *anew)
 {
 	old->lane = anew->lane;
-	old->is_home &= anew->is_home; /* it is given back where that lane's answers are written */
 	old->message.target = anew->message.target;
 	old->delivery.header.cookie = anew->delivery.header.cookie;
 	if (!old->lane->rdma)

@@ -26,7 +26,6 @@ struct incoming {
 	uint32_t cookie; /* that it had there */
 	bool is_answered, is_written;
 	bool is_damaged; /* its payload is not what was sent: it is to come again */
-	bool is_home;	 /* made and freed on the home thread */
 	bool is_kept;	 /* spare when it is free; others are memory of their own */
 };
 
@@ -58,10 +57,10 @@ struct notice {
 };
 
 /*
- * References the block, or copies the payload unless NULL: header->len bytes. To be freed by notice_free(). Returns 0, -ENOMEM, or
- * -EDQUOT: the peer holds too much.
+ * References the block, or copies the payload unless NULL: header->len bytes. Charged to the quota unless NULL. To be freed by
+ * notice_free(). Returns 0, -ENOMEM, or -EDQUOT: over the quota.
  */
-int notice_new(struct peer *peer, const struct data_header *header, struct block *block,
+int notice_new(struct quota *quota, const struct data_header *header, struct block *block,
 	       const void *payload, struct notice **ret_notice);
 static inline void notice_free(struct notice *notice)
 {

@@ -57,8 +57,9 @@ struct peer {
 	uint64_t features;	 /* DATA_FEATURE_* of both sides */
 	struct rdma_peer *rdma;	 /* NULL: not both sides have it */
 	struct loop_timer timer; /* armed while there is business, and one turn longer */
-	struct quota quota;	 /* its calls, and our answers; any thread */
-	struct quota held;	 /* of that, what nobody else is charged for; notices; any thread */
+	struct quota
+		quota; /* its calls, and our answers; any thread, where there are data threads */
+	struct quota held; /* of that, what nobody else is charged for; notices; the same threads */
 	struct account *account; /* whose that is; NULL: nobody's */
 	_Atomic uint64_t parts;	 /* any thread: part_bytes << 32 | n_nodes of its newest job */
 	struct mail mail;

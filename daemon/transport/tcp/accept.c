@@ -62,6 +62,9 @@ static int adopt_lane(struct handshake *h)
 
 	bool is_spare = index && (h->features & DATA_FEATURE_RAILS);
 
+	/* It would be the first, with messages; where signs of life are apart, the other side has the feature. */
+	if (index == DATA_LANE_BEAT && !is_spare)
+		return -EPROTO;
 	if (peer && is_spare) {
 		struct lane *lane = peer_find_lane(peer, index);
 

@@ -48,6 +48,53 @@ TEST(refusal_above_charges_nobody)
 	ASSERT_EQ(quota_used(&top), 3);
 }
 
+/* Beside one that many threads may charge: nothing is counted otherwise, of itself and of its parent. */
+static void compare_quotas(uint64_t limit_above)
+{
+	enum { LIMIT = 5000, BATCH = 256, N = 20000 };
+	struct quota tops[2], quotas[2];
+	uint64_t held[8] = { 0 }, n_full = 0;
+	unsigned random = 1;
+
+	for (unsigned i = 0; i < 2; i++) {
+		quota_init(&tops[i], limit_above, NULL);
+		quota_init(&quotas[i], LIMIT, &tops[i]);
+		quotas[i].batch = BATCH;
+	}
+	quotas[1].one_thread = true;
+	for (unsigned n = 0; n < N; n++) {
+		uint64_t *had, amount;
+		int r[2] = { 0, 0 };
+
+		random = random * 1103515245 + 12345;
+		had = &held[random >> 8 & 7];
+		amount = *had ?: random >> 16 & 2047;
+		for (unsigned i = 0; i < 2; i++) {
+			if (*had)
+				quota_release(&quotas[i], amount);
+			else
+				r[i] = quota_charge(&quotas[i], amount);
+		}
+		ASSERT_EQ(r[0], r[1]);
+		n_full += !!r[0];
+		*had = *had || r[0] ? 0 : amount;
+		ASSERT_EQ(quota_used(&quotas[0]), quota_used(&quotas[1]));
+		ASSERT_EQ(quota_taken(&quotas[0]), quota_taken(&quotas[1]));
+		ASSERT_EQ(quota_used(&tops[0]), quota_used(&tops[1]));
+	}
+	ASSERT_TRUE(n_full > 100 && n_full < N / 2);
+	for (unsigned k = 0; k < 8; k++)
+		quota_release(&quotas[1], held[k]);
+	ASSERT_EQ(quota_used(&quotas[1]), 0);
+	ASSERT_EQ(quota_used(&tops[1]), 0);
+}
+
+TEST(the_quota_of_one_thread_counts_as_any)
+{
+	compare_quotas(4000);
+	compare_quotas(6000);
+}
+
 static void *charge_and_release(void *arg)
 {
 	struct quota *quota = arg;

@@ -325,6 +325,16 @@ TEST(the_silent_give_way)
 	PAIR_UNTIL(pair, pair->b.n_lost);
 }
 
+/* The connection of signs of life is on a thread of its own, where no messages are: it cannot be a caller's first. */
+TEST(signs_of_life_do_not_come_first)
+{
+	_cleanup_(pair_freep) struct pair *pair = server_new((struct pair_config){ 0 });
+
+	pair_settle(pair);
+	expect_closed(pair, raw_shake(pair, port_of(pair), NULL, 5, DATA_LANE_BEAT));
+	ASSERT_EQ(pair->b.n_lost, 0);
+}
+
 /* Groups of lanes that come round after 256 connects: the old peer ends, the new one lives. */
 TEST(the_same_lane_again_is_a_new_peer)
 {

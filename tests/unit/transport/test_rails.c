@@ -218,6 +218,25 @@ TEST(who_is_busy_is_not_dead)
 	fd_close(fds[1]);
 }
 
+/* Their thread is another than that of all other messages. */
+TEST(signs_of_life_have_their_connection_for_themselves)
+{
+	struct data_header notice = { .magic = DATA_MAGIC,
+				      .version = DATA_VERSION,
+				      .op = DATA_STOPPING };
+	int fds[2];
+	_cleanup_(pair_freep) struct pair *pair = beating_new(60000, fds);
+
+	raw_send(pair, fds[0], &notice, sizeof(notice));
+	PAIR_UNTIL(pair, pair->a.n_notices == 1);
+	raw_send(pair, fds[1], &notice, sizeof(notice));
+	PAIR_UNTIL(pair, !peer_has_lane(pair->peer, DATA_LANE_BEAT));
+	ASSERT_EQ(pair->a.n_notices, 1);
+	fd_close(fds[0]);
+	PAIR_UNTIL(pair, pair->a.n_lost);
+	fd_close(fds[1]);
+}
+
 /* And who is dead is, whatever his kernel still takes. */
 TEST(who_does_not_beat_is_dead)
 {
