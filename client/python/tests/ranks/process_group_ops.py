@@ -541,9 +541,12 @@ def check_again():
     assert mine.tolist() == [SIZE] * 3
 
 
+stores = []  # a FileStore whose last user goes removes its file, even while another rank opens that anew
+
+
 def init():
-    store = dist.FileStore(sys.argv[1], SIZE)
-    dist.init_process_group("bps", store=store, rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60))
+    stores.append(dist.FileStore(sys.argv[1], SIZE))
+    dist.init_process_group("bps", store=stores[-1], rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60))
     assert dist.get_backend() == "bps" and dist.get_rank() == RANK and dist.get_world_size() == SIZE
 
 
