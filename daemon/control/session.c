@@ -178,6 +178,7 @@ static void send_queued(struct session *session)
 		if (r == FRAME_E_AGAIN)
 			return;
 		packet_free(session, packet);
+		session_tensors_go_on(session);
 		if (r < 0) {
 			session_fail(session, "cannot be sent to: %s", strerror(-r));
 			return;
@@ -444,7 +445,7 @@ int session_new(struct control *control, int socket, const struct ucred *trainer
 	quota_init(&session->held, UINT64_MAX, account_quota(account, ACCOUNT_MEMORY));
 	quota_init(&session->memory.quota, control->params.session_quota_bytes,
 		   account_quota(account, ACCOUNT_MAPPED));
-	list_init(&session->tensors.asked);
+	session_tensors_init(session);
 	session->ring.bulk.quota = session->tensors.bulk.quota = session->tensors.map.quota =
 		&session->held;
 	list_push_back(&control->sessions, &session->link);
@@ -525,7 +526,7 @@ void session_close(struct session *session, const char *how)
 	agent_abandon(&session->job.member, how);
 	session->job.is_in = false;
 	session_release_ledger(session);
-	session_drop_tensors(session, NULL);
+	session_forget_tensors(session);
 	session->memory.drop.step = on_drop;
 	if (session->memory.next_to_drop)
 		loop_begin(session->control->params.loop, &session->memory.drop);

@@ -17,6 +17,7 @@
 #include "control/control.h"
 #include "control/pace.h"
 #include "control/places.h"
+#include "control/tensor.h"
 #include "proto/control.pb-c.h"
 #include "proto/frame.h"
 #include "proto/shm.h"
@@ -69,17 +70,6 @@ struct session_request {
 };
 static_assert(sizeof(struct session_request) <= 4 * CACHE_LINE,
 	      "of thousands of requests each is a few lines of the cache");
-
-struct session_tensor {
-	struct map_entry entry; /* by the trainer's number */
-	struct session *session;
-	uint32_t number;
-	size_t element_size;
-	uint64_t declare_id, release_id, keep_id; /* requests to be answered */
-	struct list asked;			  /* of the session's, while there are such */
-	struct agent_declaration declaration;
-	struct session_tensor *next_spare;
-};
 
 /* What the control thread has to take of a session. */
 enum { SESSION_PACKETS = 1 << 0, SESSION_ENTRIES = 1 << 1, SESSION_END = 1 << 2 };
@@ -146,17 +136,6 @@ struct session_memory {
 	bool has_holes;	    /* its trainer has given back pages that it shares */
 	size_t n_releasing; /* given up, and still in use */
 	struct quota quota; /* bytes mapped, and what its job's ledger takes */
-};
-
-struct session_tensors {
-	struct map map;
-	size_t n;
-	struct bulk bulk;
-	struct list asked;	      /* those of which requests are to be answered */
-	struct session_tensor *spare; /* not declared or not any more: for the next; or NULL */
-	/* Those with numbers as libraries give them, one after the other: in a step each is looked for. NULL: see map. */
-	struct session_tensor **numbered;
-	size_t n_numbered; /* held_new() */
 };
 
 /* The job that the session is in, or was in last. */
@@ -244,7 +223,3 @@ void session_take_fetched(struct session *session, Bps__Control__Request *reques
 			  int fd);
 /* Out of the job: its ledger is not charged any more. */
 void session_release_ledger(struct session *session);
-
-/* tensor.c */
-/* Out of the job: forgets its tensors, answering what was not. */
-void session_drop_tensors(struct session *session, const struct failure *why);

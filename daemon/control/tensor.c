@@ -1,6 +1,6 @@
 /*
  * Tensors of a session: declared under the trainer's numbers, and released. request.c brings the
- * packets, session_drop_tensors() is also for the end of a job; ring.c finds tensors by number.
+ * packets; at the end of a job what was not answered is; ring.c finds tensors by number.
  */
 #include "control/request.h"
 
@@ -162,13 +162,27 @@ void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declar
 }
 
 /* However many tensors there are, what goes is whole pieces of memory; only those with requests are looked at. */
-void session_drop_tensors(struct session *session, const struct failure *why)
+/* -- Out of a job ------------------------------------------------------------------------------------------------- */
+
+#define ANSWERED_STEP 64
+
+/* Of a job that is over: those about which requests are still to be answered. */
+struct past_tensors {
+	struct list link; /* in session->tensors.past */
+	struct bulk bulk;
+	struct list asked;
+	struct failure why; /* what declarations are answered; status 0: nothing */
+};
+
+/* At most n of them, while the trainer reads what it is told. Returns whether all were. */
+static bool answer_asked(struct session *session, struct list *asked, const struct failure *why,
+			 unsigned n)
 {
-	struct session_tensors *tensors = &session->tensors;
 	struct session_tensor *tensor;
 
-	session->job.n_runs++;
-	while ((tensor = list_first(&tensors->asked, struct session_tensor, asked))) {
+	while ((tensor = list_first(asked, struct session_tensor, asked))) {
+		if (!n-- || session->outbox.n > OUTBOX_MAX / 2)
+			return false;
 		list_remove(&tensor->asked);
 		if (tensor->declare_id && why)
 			session_answer(session, tensor->declare_id, why->status, why->text);
@@ -177,12 +191,93 @@ void session_drop_tensors(struct session *session, const struct failure *why)
 		if (tensor->keep_id)
 			session_answer(session, tensor->keep_id, 0, NULL);
 	}
+	return true;
+}
+
+static void past_forget(struct past_tensors *past)
+{
+	list_remove(&past->link);
+	bulk_done(&past->bulk);
+	held_free(past);
+}
+
+/* And the trainer takes more. */
+static bool has_more(const struct session *session)
+{
+	return !list_empty(&session->tensors.past) && session->outbox.n <= OUTBOX_MAX / 2;
+}
+
+static bool on_answer(struct chore *chore)
+{
+	struct session *session = container_of(chore, struct session, tensors.answering);
+	struct past_tensors *past = list_first(&session->tensors.past, struct past_tensors, link);
+	uint64_t began_ns = clock_now_ns();
+
+	if (answer_asked(session, &past->asked, past->why.status ? &past->why : NULL,
+			 ANSWERED_STEP))
+		past_forget(past);
+	session_charge_pace(session, began_ns);
+	return has_more(session);
+}
+
+void session_tensors_go_on(struct session *session)
+{
+	if (has_more(session))
+		loop_begin(session->control->params.loop, &session->tensors.answering);
+}
+
+/* What is left is answered in steps. */
+static void answer_later(struct session *session, const struct failure *why)
+{
+	struct past_tensors *past = held_new(&session->held, sizeof(*past));
+
+	if (!past) {
+		list_init(&session->tensors.asked);
+		session_fail_later(session, "no memory for the answers to its requests");
+		return;
+	}
+	if (why)
+		past->why = *why;
+	past->bulk = session->tensors.bulk;
+	session->tensors.bulk = (struct bulk){ .quota = past->bulk.quota };
+	/* It takes the place of the other's head. */
+	list_insert_before(&session->tensors.asked, &past->asked);
+	list_remove(&session->tensors.asked);
+	list_push_back(&session->tensors.past, &past->link);
+	session_tensors_go_on(session);
+}
+
+void session_tensors_init(struct session *session)
+{
+	list_init(&session->tensors.asked);
+	list_init(&session->tensors.past);
+	session->tensors.answering.step = on_answer;
+}
+
+void session_drop_tensors(struct session *session, const struct failure *why)
+{
+	struct session_tensors *tensors = &session->tensors;
+
+	session->job.n_runs++;
+	if (!answer_asked(session, &tensors->asked, why, ANSWERED_STEP))
+		answer_later(session, why);
 	map_done(&tensors->map);
 	bulk_done(&tensors->bulk);
 	tensors->spare = NULL;
 	tensors->n = 0;
 	tensors->numbered = held_free(tensors->numbered);
 	tensors->n_numbered = 0;
+}
+
+void session_forget_tensors(struct session *session)
+{
+	struct past_tensors *past;
+
+	while ((past = list_first(&session->tensors.past, struct past_tensors, link)))
+		past_forget(past);
+	loop_abort(&session->tensors.answering);
+	list_init(&session->tensors.asked);
+	session_drop_tensors(session, NULL);
 }
 
 static void answer_release(struct session *session, uint64_t id, bool forgotten)

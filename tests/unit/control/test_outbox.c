@@ -50,6 +50,39 @@ static unsigned drain(const struct trainer *trainer)
 	return n;
 }
 
+/* Whatever a job that ends owes a trainer that is slow to read: it is told as it reads. */
+TEST(who_reads_late_hears_all_answers)
+{
+	enum { N = OUTBOX_MAX };
+	const struct door_options options = { .max_tensors = N };
+	_cleanup_(door_freep) struct door *door = door_new(&options);
+	struct trainer trainers[2];
+	const struct session *session;
+	unsigned n = 0;
+
+	open_two(door, trainers);
+	session = container_of(door->control->sessions.next, struct session, link);
+	for (uint32_t i = 0; i < N; i++) {
+		char name[16];
+
+		(void)snprintf(name, sizeof(name), "t%u", i);
+		(void)trainer_send_declare(&trainers[0], 1 + i, name, DTYPE_FLOAT32, 5);
+		ASSERT_OK(loop_turn(door->loop, 0));
+	}
+	trainer_close(&trainers[1]);
+	DOOR_UNTIL(door, session->outbox.n > OUTBOX_MAX / 2);
+	for (unsigned i = 0; i < 100; i++)
+		ASSERT_OK(loop_turn(door->loop, 0));
+	ASSERT_INT(session->outbox.n, <=, OUTBOX_MAX / 2 + 1);
+	while (n < N + 1) {
+		n += drain(&trainers[0]);
+		ASSERT_OK(loop_turn(door->loop, 0));
+	}
+	ASSERT_EQ(n, N + 1);
+	ASSERT_EQ(session->state, SESSION_OPEN);
+	trainer_close(&trainers[0]);
+}
+
 /* However many its trainer has room for again: others have their turn. */
 TEST(packets_that_have_waited_go_a_few_in_a_turn)
 {

@@ -1005,6 +1005,50 @@ TEST(a_turn_ends_between_two_entries)
 	ring_close(&ring);
 }
 
+/* Reads what there is. Returns how many packets. */
+static unsigned read_all(const struct trainer *trainer)
+{
+	char packet[4096];
+	unsigned n = 0;
+
+	while (recv(trainer->socket, packet, sizeof(packet), MSG_DONTWAIT) > 0)
+		n++;
+	return n;
+}
+
+/* However many tensors a job that ends leaves undeclared. */
+TEST(a_turn_answers_a_few_that_wait)
+{
+	enum { N = 500, STEP = 64 };
+	const struct door_options options = { .max_tensors = 2 * N };
+	struct ring ring;
+	unsigned n = 0;
+
+	ring_open_with(&ring, 2, &options);
+	for (uint32_t i = 0; i < N; i++) {
+		char name[16];
+
+		(void)snprintf(name, sizeof(name), "t%u", i);
+		(void)trainer_send_declare(&ring.trainers[0], 2 + i, name, DTYPE_FLOAT32, 100);
+		ASSERT_OK(loop_turn(ring.door->loop, 0));
+	}
+	ASSERT_EQ(read_all(&ring.trainers[0]), 0);
+	trainer_close(&ring.trainers[1]);
+	clock_go(10 * NSEC_PER_MSEC);
+	while (n < N + 1) {
+		unsigned more;
+
+		ASSERT_OK(loop_turn(ring.door->loop, 0));
+		more = read_all(&ring.trainers[0]);
+		/* At once, with what is said of the job; and a step. */
+		ASSERT_INT(more, <=, 2 * STEP + 1);
+		n += more;
+	}
+	clock_end();
+	ASSERT_EQ(n, N + 1);
+	ring_close(&ring);
+}
+
 /* A rank that is far ahead: from 256 open requests on, a turn takes 128 more, and whatever else the loop has does not give way to these. */
 TEST(what_has_begun_goes_before_what_is_new)
 {
