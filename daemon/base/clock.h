@@ -36,6 +36,7 @@ static inline void sampled_clock_begin(struct sampled_clock *clock, uint64_t now
 	clock->now_ns = now_ns;
 }
 
+/* Returns what it says now. */
 static inline uint64_t sampled_clock_look(struct sampled_clock *clock)
 {
 	uint64_t now_ns = clock_now_ns();

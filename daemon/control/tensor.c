@@ -161,7 +161,6 @@ void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declar
 	}
 }
 
-/* However many tensors there are, what goes is whole pieces of memory; only those with requests are looked at. */
 /* -- Out of a job ------------------------------------------------------------------------------------------------- */
 
 #define ANSWERED_STEP 64
@@ -254,6 +253,7 @@ void session_tensors_init(struct session *session)
 	session->tensors.answering.step = on_answer;
 }
 
+/* However many tensors there are, what goes is whole pieces of memory; only those with requests are looked at. */
 void session_drop_tensors(struct session *session, const struct failure *why)
 {
 	struct session_tensors *tensors = &session->tensors;
