@@ -101,6 +101,7 @@ struct call {
 	 * peer_takes_direct() says so. When no RDMA lane is left the call ends with -ENOLINK, for peer_call_on().
 	 */
 	bool is_payload_direct, is_target_direct;
+	bool payload_stalls; /* in-process: becomes the delivery's stalls */
 	/* Valid in done(). */
 	int status; /* 0, or a negative errno: from DATA_ERROR, or -ECONNRESET when the peer was lost */
 	struct data_header answer; /* when status is 0, or from DATA_ERROR */
@@ -142,6 +143,7 @@ struct delivery {
 		payload_block; /* holds payload, or NULL when in-process and the memory is the caller's */
 	struct list link; /* free for the receiver's use */
 	uint64_t at_ns;	  /* when it was read, with what came together with it */
+	bool stalls; /* payload is a trainer's who can keep who touches it waiting: tensor/tensor.h */
 };
 
 struct transport_ops {

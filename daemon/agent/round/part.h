@@ -71,7 +71,7 @@ struct agent_part {
 	uint64_t attempt; /* of a piece of rows: rows.c */
 	struct agent_part_device device;
 	uint8_t *input_dtypes; /* n_local entries: of inputs, where its round widens */
-	uint64_t unused[2];
+	uint64_t unused;
 
 	const void *late;   /* our contribution, which is to be kept beside the result */
 	const void **piece; /* n_local entries: inputs of the piece that is being summed */

@@ -659,6 +659,7 @@ static void push(struct agent_part *part, const void *payload)
 	};
 	say_how(&part->call.header, part);
 	part->call.payload = payload;
+	part->call.payload_stalls = !part->block && round->turn.stalls;
 	part->call.payload_block = TAKE_PTR(part->block);
 	part->call.target = part->target;
 	part->call.target_len = has_result ? answer_len(part) : 0;
@@ -718,15 +719,26 @@ static void on_gathered(struct task *task)
 	push(part, payload);
 }
 
+/*
+ * Whether one contribution, or a copy, leaves from where the trainer has it: also what a server in this process keeps for a later
+ * round may be that, unless it stalls.
+ */
+static bool leaves_as_it_lies(const struct agent_part *part)
+{
+	const struct agent_round *round = part->round;
+
+	return part->n_inputs == 1 && agent_round_takes_one(round) && !round->widens &&
+	       (!agent_part_is_staged(part) || part->device.lease.is_long) &&
+	       !(round->turn.stalls && job_of(part)->shape.stragglers.quorum);
+}
+
 /* What the ranks here contribute is in memory of the host. */
 static void gather(struct agent_part *part)
 {
 	struct agent *agent = job_of(part)->agent;
 
 	agent_part_set_inputs(part);
-	/* One contribution, or a copy, leaves from where the trainer has it. */
-	if (part->n_inputs == 1 && agent_round_takes_one(part->round) && !part->round->widens &&
-	    (!agent_part_is_staged(part) || part->device.lease.is_long)) {
+	if (leaves_as_it_lies(part)) {
 		on_gathered(&part->task);
 		return;
 	}

@@ -462,7 +462,7 @@ bool job_post(struct job *job, struct task *task)
 	const struct server_params *params = &job->server->params;
 
 	task->flow = job->number;
-	if (task->cost <= params->inline_bytes &&
+	if (!task->away && task->cost <= params->inline_bytes &&
 	    (task->cost <= POOL_LEAST_BYTES || !loop_is_wanted(params->loop)))
 		return false;
 	return !pool_post(params->pool, task);

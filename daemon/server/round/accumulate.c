@@ -290,9 +290,12 @@ static int prepare(struct accumulator *a, size_t *ret_n)
 		goto mark;
 	if (a->sum)
 		a->inputs[n++] = a->sum->data;
+	a->task.away = false;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (a->nodes[i].delivery && !a->nodes[i].added)
+		if (a->nodes[i].delivery && !a->nodes[i].added) {
 			a->inputs[n++] = a->nodes[i].delivery->payload;
+			a->task.away |= a->nodes[i].delivery->stalls;
+		}
 	a->output = a->next->data;
 	a->reduce = (struct reduce_params){
 		.dtype = a->header.dtype,

@@ -83,8 +83,10 @@ static void prepare_sum(struct slot *slot)
 	size_t n = 0;
 
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (slot->from[i])
+		if (slot->from[i]) {
 			inputs[n++] = slot->from[i]->payload;
+			slot->task.away |= slot->from[i]->stalls;
+		}
 	list_for_each (carried, &slot->carried, link)
 		inputs[n++] = carried->payload;
 	slot->reduce = engine_sum(slot, job->size - job->membership.n_gone);
@@ -178,6 +180,7 @@ static int prepare(struct slot *slot, bool *ret_made)
 	int r;
 
 	*ret_made = true;
+	slot->task.away = false;
 	if (!slot->header.part_len || !anyone_wants(slot))
 		return 0;
 	if (!set_reduces(&slot->header)) {
@@ -195,10 +198,12 @@ static int prepare(struct slot *slot, bool *ret_made)
 		return r;
 	*ret_made = false;
 	slot->output = slot->result->data;
-	if (from)
+	if (from) {
 		slot->copy_from = from->payload;
-	else
+		slot->task.away = from->stalls;
+	} else {
 		prepare_sum(slot);
+	}
 	return 0;
 }
 

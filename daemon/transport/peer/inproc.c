@@ -34,6 +34,7 @@ static void inproc_on_call(struct mail *mail)
 	incoming->delivery.header = call->header;
 	incoming->delivery.at_ns = clock_now_ns();
 	incoming->delivery.payload = call->header.len ? call->payload : NULL;
+	incoming->delivery.stalls = call->payload_stalls;
 	if (call->payload_block)
 		incoming->delivery.payload_block = block_ref(call->payload_block);
 	incoming->call = call;
