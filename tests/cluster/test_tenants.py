@@ -203,8 +203,8 @@ def grow(cluster, honest, alone, prepare, act, few, many, ranks, fields, name):
 def is_linear(prepare, act, few=FEW, many=MANY, ranks=N_RANKS, fields=None):
     """
     prepare(crowd, n) makes a crowd hold n of each rank, act(crowd, n) is what is measured, until it is dealt with: the control thread's
-    time for four times as much is less than eight times as long (a square would be sixteen), for eight times as much less than 23
-    times, and an honest round beside waits for no more than a piece of it.
+    time for four times as much is less than eight times as long (a square would be sixteen), and an honest round beside waits for no
+    more than a piece of it. What sanitizers add to a step is not the same for each: there, time says nothing of how the steps grow.
     """
     with Cluster(1) as cluster:
         honest = Metered(cluster)
@@ -212,7 +212,7 @@ def is_linear(prepare, act, few=FEW, many=MANY, ranks=N_RANKS, fields=None):
         # What is measured is the small rest of what the thread has worked in seconds: once in a while wrong, and a square always one.
         for attempt in range(3):
             took, longest = grow(cluster, honest, alone, prepare, act, few, many, ranks, fields, f'crowd{attempt}')
-            if took[many] < (many / few)**1.5 * max(took[few], 10):
+            if SANITIZED or took[many] < (many / few)**1.5 * max(took[few], 10):
                 break
         else:
             raise AssertionError(took)
@@ -360,7 +360,7 @@ def test_a_node_that_opens_many_rounds_at_a_server():
         alone = honest.steps(0.5)
         longest = max(honest.beside(lambda: act(4 * FEW, 'near')))
         print(f'  {took} ms; an honest round: {max(alone):.1f} ms alone, {longest:.1f} ms beside')
-        assert took[4 * MANY] < (MANY / FEW)**1.5 * max(took[4 * FEW], 10), took
+        assert SANITIZED or took[4 * MANY] < (MANY / FEW)**1.5 * max(took[4 * FEW], 10), took
         assert longest < 250 * SLOW, (max(alone), longest)
 
 
