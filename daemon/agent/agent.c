@@ -200,8 +200,7 @@ struct agent *agent_free(struct agent *agent)
 
 	if (!agent)
 		return NULL;
-	if (agent->reaping)
-		loop_unpost(agent->params.loop, &agent->reap);
+	loop_abort(&agent->reap);
 	list_for_each_safe (job, next, &agent->jobs, link)
 		(void)agent_job_free(job);
 	metric_unregister(&agent->requests);

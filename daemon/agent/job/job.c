@@ -23,15 +23,18 @@
 
 /* -- Lifetime ----------------------------------------------------------------------------------------------------- */
 
-static void on_reap(struct mail *mail)
+/* One job in a step: it may have had much. */
+static bool on_reap(struct chore *chore)
 {
-	struct agent *agent = container_of(mail, struct agent, reap);
-	struct agent_job *job, *next;
+	struct agent *agent = container_of(chore, struct agent, reap);
+	struct agent_job *job;
 
-	agent->reaping = false;
-	list_for_each_safe (job, next, &agent->jobs, link)
-		if (!job->holds)
+	list_for_each (job, &agent->jobs, link)
+		if (!job->holds) {
 			(void)agent_job_free(job);
+			return true;
+		}
+	return false;
 }
 
 void agent_job_hold(struct agent_job *job)
@@ -43,11 +46,10 @@ void agent_job_release(struct agent_job *job)
 {
 	struct agent *agent = job->agent;
 
-	if (--job->holds || agent->reaping)
+	if (--job->holds)
 		return;
-	agent->reaping = true;
-	agent->reap.run = on_reap;
-	loop_post(agent->params.loop, &agent->reap);
+	agent->reap.step = on_reap;
+	loop_begin(agent->params.loop, &agent->reap);
 }
 
 struct agent_job *agent_job_free(struct agent_job *job)

@@ -48,14 +48,14 @@ struct agent {
 	struct list jobs;	 /* not yet freed, in the order in which they began */
 	uint64_t n_changes;	 /* how often one has come, gone, or got its number */
 	struct list send_queues; /* queues towards servers: send_queue.c */
-	struct mail reap;	 /* frees jobs that are over, when nobody up the stack uses them */
+	struct chore reap;	 /* frees jobs that are over, when nobody up the stack uses them */
 	struct list newcomers;	 /* wait for an elastic job to let them in: regroup.c */
 	struct map waiting;	 /* these, by the job that they wait for: regroup.c */
 	struct list discoveries; /* jobs on other nodes that they are for: discovery.c; */
 	struct map discovered;	 /* and by job */
 	struct loop_timer newcomers_timer;
 	struct agent_absences absences;
-	bool reaping, closed;
+	bool closed;
 	uint64_t n_rounds_started; /* orders rounds of equal priority */
 	struct metric requests, failed, bytes, parts, parts_done;
 	struct metric copied, copied_rows; /* of parts; in the pool, by rows */

@@ -324,9 +324,12 @@ uint64_t agent_elastic_expire(struct agent_job *job, uint64_t now_ns)
 			agent_ranks_add(&late, job->members[i]->rank);
 	(void)failure_set(&failure, -ETIME, "%s did not regroup with the others within %s",
 			  agent_ranks_end(&late), agent_time_text(time, job->request_timeout_ns));
+	/* A rank may have much to give back: the others are dropped in turns to come. */
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
-		if (job->state == JOB_RUNNING && job->members[i] && !job->members[i]->regrouping)
+		if (job->members[i] && !job->members[i]->regrouping) {
 			job->agent->hooks->rank_is_late(job, i, &failure);
+			return now_ns;
+		}
 	return CLOCK_NEVER;
 }
 

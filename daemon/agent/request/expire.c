@@ -92,29 +92,27 @@ static void describe_expiry(const struct agent_round *round, struct failure *fai
 static bool drop_late(const struct agent_round *round, const struct failure *failure)
 {
 	struct agent_job *job = job_of(round);
-	bool dropped = false;
 
 	if (!job->shape.elastic || round->state != ROUND_GATHERING)
 		return false;
-	/* The round may end with the first. */
-	for (uint32_t i = 0, n = agent_round_n_local(round); i < n && job->state == JOB_RUNNING;
-	     i++) {
+	for (uint32_t i = 0; i < agent_round_n_local(round) && job->state == JOB_RUNNING; i++) {
 		if (round->ranks[i].came || agent_elastic_is_out(job, i))
 			continue;
-		dropped = true;
-		/* Others may be late, too. */
+		/* Others may be late, too. The round may end with the first. */
 		agent_sweep(job);
 		agent_elastic_drop_late(job, i, failure);
-		break;
+		return true;
 	}
-	return dropped;
+	return false;
 }
 
-void agent_round_expire(struct agent_round *round)
+bool agent_round_expire(struct agent_round *round)
 {
 	struct failure failure;
 
 	describe_expiry(round, &failure);
-	if (!drop_late(round, &failure))
-		agent_round_fail(round, &failure, true);
+	if (drop_late(round, &failure))
+		return true;
+	agent_round_fail(round, &failure, true);
+	return false;
 }

@@ -595,12 +595,16 @@ static bool leave_to_sweep(struct agent_job *job, uint32_t index, const struct f
 	struct failure *why;
 
 	job->sweep.without = job->sweep.without ?: calloc(job->layout.n_local, sizeof(why));
-	why = job->sweep.without && !job->sweep.without[index] ? malloc(sizeof(*why)) : NULL;
-	if (!why)
+	if (!job->sweep.without)
 		return false;
-	*why = *failure;
-	job->sweep.without[index] = why;
-	job->sweep.n_without++;
+	if (!job->sweep.without[index]) {
+		why = malloc(sizeof(*why));
+		if (!why)
+			return false;
+		*why = *failure;
+		job->sweep.without[index] = why;
+		job->sweep.n_without++;
+	}
 	agent_sweep(job);
 	return true;
 }

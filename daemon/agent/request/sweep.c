@@ -29,20 +29,21 @@ static bool has_deadline(const struct agent_round *round)
 	return round->state != ROUND_MOVING || (round->job->distributed && !round->gate.scattering);
 }
 
-static void visit(struct agent_round *round, uint64_t now_ns)
+/* Returns whether that was enough for a step: a rank was dropped, which may have much to give back. */
+static bool visit(struct agent_round *round, uint64_t now_ns)
 {
 	const struct failure *tensor_failure = &round->tensor->failure;
 	struct agent_job *job = round->job;
 
 	job->sweep.n_vain++;
 	if (agent_round_settle(round))
-		return;
+		return false;
 	if (job->following.tells_open && !job->end.failure.status)
 		agent_follow_open(round);
 	if (!job->end.failure.status && !agent_round_mend(round))
-		return;
+		return false;
 	if (round->failure.status)
-		return;
+		return false;
 	if (job->end.failure.status)
 		agent_round_fail(round, &job->end.failure, false);
 	else if (tensor_failure->status)
@@ -50,9 +51,10 @@ static void visit(struct agent_round *round, uint64_t now_ns)
 	else if (job->sweep.leaves.status && can_be_abandoned(round))
 		agent_round_fail(round, &job->sweep.leaves, true);
 	else if (has_deadline(round) && round->times.deadline_ns <= now_ns)
-		agent_round_expire(round);
+		return agent_round_expire(round);
 	else if (has_deadline(round))
 		job->sweep.next_ns = MIN(job->sweep.next_ns, round->times.deadline_ns);
+	return false;
 }
 
 static bool step(struct agent_job *job)
@@ -75,7 +77,8 @@ static bool step(struct agent_job *job)
 		list_remove(&round->job_link);
 		list_push_back(&job->rounds, &round->job_link);
 		job->sweep.n_to_come--;
-		visit(round, now_ns);
+		if (visit(round, now_ns))
+			break;
 	}
 	return job->sweep.n_to_come;
 }

@@ -54,21 +54,23 @@ static struct in_place_result *in_place_new(struct agent_job *job)
 	return result;
 }
 
-static void free_all(struct agent_job *job, struct list *list)
+static void result_free(struct in_place_result *result)
 {
-	struct in_place_result *result, *next;
-
-	list_for_each_safe (result, next, list, link) {
-		loop_unpost(job->agent->params.loop, &result->mail);
-		list_remove(&result->link);
-		free(result);
-	}
+	list_remove(&result->link);
+	free(result);
 }
 
 void agent_in_place_done(struct agent_job *job)
 {
-	free_all(job, &job->retention.in_place);
-	free_all(job, &job->retention.spare_in_place);
+	struct in_place_result *result, *next;
+
+	/* Only where the daemon ends: each holds the job. */
+	list_for_each_safe (result, next, &job->retention.in_place, link) {
+		loop_unpost(job->agent->params.loop, &result->mail);
+		result_free(result);
+	}
+	list_for_each_safe (result, next, &job->retention.spare_in_place, link)
+		result_free(result);
 }
 
 /* Whether the server's answer is the part's result: nothing has failed, or begun anew, since the part left. */

@@ -560,15 +560,15 @@ void agent_round_advance(struct agent_tensor *tensor)
 		return;
 	tensor->advancing = true;
 	while ((round = list_first(&tensor->rounds, struct agent_round, link))) {
+		if (n++ == ADVANCE_MAX) {
+			agent_later_tensor(tensor);
+			break;
+		}
 		if (is_ended_without(round) || agent_round_forget(round))
 			continue;
 		if (round->state != ROUND_READY || !tensor->key ||
 		    tensor->job->end.failure.status || device_waits(round))
 			break;
-		if (n++ == ADVANCE_MAX) {
-			agent_later_tensor(tensor);
-			break;
-		}
 		/* It may have failed on its device. */
 		if (round->state == ROUND_READY)
 			round_start(round);

@@ -234,8 +234,8 @@ bool agent_round_mend(struct agent_round *round);
 /* The sweep has been at all: ranks whose requests have ended so may leave. */
 void agent_round_mended(struct agent_job *job);
 
-/* expire.c: its deadline is over. */
-void agent_round_expire(struct agent_round *round);
+/* expire.c: its deadline is over. Returns whether a rank was dropped for that, which takes as long as many rounds. */
+bool agent_round_expire(struct agent_round *round);
 
 /* report.c: who is missing, in words; "" when nobody here is. */
 void agent_round_waiting_for(const struct agent_round *round, char *text, size_t size);

@@ -19,8 +19,9 @@
  * the look took, and for so long at the most.
  */
 #define LOOP_LOOK_REST_NS (500 * NSEC_PER_USEC)
-/* Mail has so much of a turn, at the most. */
-#define LOOP_MAIL_NS (2 * NSEC_PER_MSEC)
+/* Mail, and timers that are due, have so much of a turn, at the most. */
+#define LOOP_MAIL_NS   (2 * NSEC_PER_MSEC)
+#define LOOP_TIMERS_NS (2 * NSEC_PER_MSEC)
 
 #define LOOP_EVENTS 64 /* fetched by one epoll_wait(); more wait for the next, nothing is lost */
 /* Of looks, how many go by until descriptors are asked, too. */
@@ -552,11 +553,14 @@ static void loop_run_yielded(struct loop *loop)
 }
 
 /*
- * At most as many as there are at the start: one that sets itself to the past again does not keep
- * the loop.
+ * In a piece of the turn, and at most as many as there are at the start: one that sets itself to the past again does not
+ * keep the loop.
  */
 static void loop_run_timers(struct loop *loop)
 {
+	struct loop_piece piece;
+
+	loop_piece_begin(loop, &piece, loop->turn_ns, LOOP_TIMERS_NS);
 	for (size_t n = loop->n_timers; n > 0 && loop->n_timers > 0; n--) {
 		struct loop_timer *timer = loop->timers[0];
 
@@ -565,6 +569,8 @@ static void loop_run_timers(struct loop *loop)
 		loop_timer_cancel(timer);
 		timer->expired(timer);
 		loop_run_deferred(loop);
+		if (loop_piece_is_over(loop, &piece, clock_now_ns()))
+			return;
 	}
 }
 

@@ -1,4 +1,7 @@
-/* What goes on in a later turn of the loop, and the daemon's process ends before: it is left to the next one. */
+/*
+ * What goes on in later turns of the loop: so much in each, whatever there is; and where the daemon's process ends before, it is
+ * left to the next one.
+ */
 #include "../base/chores.h"
 #include "agent/round/round.h"
 #include "world.h"
@@ -60,4 +63,176 @@ TEST(no_round_begins_in_a_job_that_is_left_to_the_next_process)
 	ASSERT_EQ(agent_n_suspended(agent), 0);
 	ASSERT_EQ(last->state, ROUND_READY);
 	ASSERT_TRUE(!ledger_remembers(job->resumption.ledger, "t", ROUNDS));
+}
+
+#define MANY 200
+
+struct crowd {
+	struct world *world;
+	struct agent *agent;
+	struct agent_job *job;
+	struct declared *declared;
+	struct asked asked[MANY + 1][3];
+	float data[MANY + 1][3];
+};
+
+/* An elastic job of three ranks, and a tensor that all have declared. */
+static struct crowd *crowd_new(const struct world_options *options)
+{
+	struct crowd *crowd = calloc(1, sizeof(*crowd));
+
+	ASSERT_TRUE(crowd);
+	crowd->world = world_new(options);
+	crowd->agent = crowd->world->nodes[0].agent;
+	world_form(crowd->world);
+	crowd->declared = world_declare(crowd->world, "t", DTYPE_FLOAT32, 1);
+	crowd->job = crowd->world->ranks[0].member.job;
+	return crowd;
+}
+
+static struct crowd *three(uint64_t request_timeout_ms)
+{
+	return crowd_new(&(struct world_options){ .n_nodes = 1,
+						  .n_local = 3,
+						  .no_servers = true,
+						  .min_ranks = 1,
+						  .request_timeout_ms = request_timeout_ms });
+}
+
+static void crowd_freep(struct crowd **crowd)
+{
+	world_free((*crowd)->world);
+	free(*crowd);
+}
+
+static struct asked *crowd_submit(struct crowd *crowd, uint32_t rank, uint64_t round)
+{
+	struct asked *asked = &crowd->asked[round][rank];
+	float *data = &crowd->data[round][rank];
+
+	*asked = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, data, 1, data, 1);
+	asked->base.membership = 1;
+	asked_submit(asked, &crowd->declared[rank], round);
+	return asked;
+}
+
+static unsigned n_ended(const struct crowd *crowd)
+{
+	unsigned n = 0;
+
+	for (uint32_t rank = 0; rank < 3; rank++)
+		n += crowd->world->ranks[rank].ended;
+	return n;
+}
+
+TEST(rounds_without_a_rank_are_left_to_the_sweep_however_often_it_is_lost)
+{
+	_cleanup_(crowd_freep) struct crowd *crowd = three(0);
+	struct failure failure = { 0 };
+
+	for (uint64_t round = 1; round <= MANY; round++)
+		for (uint32_t rank = 0; rank < 2; rank++)
+			(void)crowd_submit(crowd, rank, round);
+	chores_hold();
+	agent_abandon(&crowd->world->ranks[2].member, "died");
+	ASSERT_EQ(crowd->job->n_open_rounds, MANY);
+	(void)failure_set(&failure, -EPIPE, "rank 2 is lost once more");
+	agent_round_without(crowd->job, 2, &failure);
+	ASSERT_EQ(crowd->job->n_open_rounds, MANY);
+	ASSERT_EQ(crowd->job->n_busy, 0);
+	chores_go_on();
+	WORLD_UNTIL(crowd->world, crowd->asked[MANY][0].done);
+	ASSERT_OK(crowd->asked[MANY][0].failure.status);
+}
+
+/* Of one tensor, and the sweep has come to none of them. */
+TEST(rounds_that_are_over_without_a_rank_are_forgotten_in_steps)
+{
+	_cleanup_(crowd_freep) struct crowd *crowd = three(0);
+
+	for (uint64_t round = 1; round <= MANY; round++) {
+		struct asked *asked = crowd_submit(crowd, 0, round);
+
+		(void)crowd_submit(crowd, 1, round);
+		agent_cancel(&asked->base);
+		ASSERT_TRUE(asked->done);
+	}
+	chores_hold();
+	agent_abandon(&crowd->world->ranks[2].member, "died");
+	ASSERT_EQ(crowd->job->n_open_rounds, MANY);
+	agent_round_advance(list_first(&crowd->job->rounds, struct agent_round, job_link)->tensor);
+	ASSERT_INT(crowd->job->n_open_rounds, <, MANY);
+	ASSERT_INT(crowd->job->n_open_rounds, >, MANY / 2);
+	chores_go_on();
+	WORLD_UNTIL(crowd->world, !crowd->job->n_open_rounds);
+}
+
+/* One may have as much to give back as it could take. */
+TEST(ranks_that_are_late_together_are_dropped_one_in_a_step)
+{
+	_cleanup_(crowd_freep) struct crowd *crowd = three(20);
+
+	(void)crowd_submit(crowd, 0, 1);
+	chores_hold();
+	WORLD_UNTIL(crowd->world, chores_n_held());
+	ASSERT_EQ(n_ended(crowd), 0);
+	for (unsigned n = 1; n <= 2; n++) {
+		(void)crowd->job->sweep.chore.step(&crowd->job->sweep.chore);
+		ASSERT_EQ(n_ended(crowd), n);
+	}
+	chores_go_on();
+	WORLD_UNTIL(crowd->world, crowd->asked[1][0].done);
+	ASSERT_OK(crowd->asked[1][0].failure.status);
+}
+
+TEST(ranks_that_do_not_regroup_are_dropped_one_in_a_turn)
+{
+	_cleanup_(crowd_freep) struct crowd *crowd = three(20);
+	unsigned n = 0;
+
+	agent_regroup(&crowd->world->ranks[0].member);
+	while (n < 2) {
+		ASSERT_OK(loop_turn(crowd->world->loop, -1));
+		ASSERT_INT(n_ended(crowd), <=, n + 1);
+		n = n_ended(crowd);
+	}
+	WORLD_UNTIL(crowd->world, crowd->world->ranks[0].n_joined == 2);
+}
+
+/* Each of which has had a job of its own. */
+TEST(jobs_that_are_over_are_freed_one_in_a_step)
+{
+	_cleanup_(crowd_freep) struct crowd *crowd = crowd_new(&(struct world_options){
+		.n_nodes = 1, .n_local = 3, .no_servers = true, .max_jobs = 4 });
+	struct world *world = crowd->world;
+	unsigned n = 0, before;
+
+	for (uint32_t rank = 0; rank < 3; rank++)
+		agent_leave(&world->ranks[rank].member);
+	while (!list_empty(&crowd->agent->jobs))
+		ASSERT_OK(loop_turn(world->loop, 0));
+	chores_hold();
+	for (uint32_t rank = 0; rank < 3; rank++) {
+		struct agent_join join = world_join_of(world, rank);
+		struct failure failure;
+		char name[16];
+
+		(void)snprintf(name, sizeof(name), "alone%u", rank);
+		join.job = name;
+		join.rank = join.local_rank = 0;
+		join.size = join.local_size = 1;
+		ASSERT_OK(world_join(world, rank, &join, &failure));
+		agent_leave(&world->ranks[rank].member);
+	}
+	for (before = 3; before; before--) {
+		struct agent_job *job;
+
+		n = 0;
+		list_for_each (job, &crowd->agent->jobs, link)
+			n++;
+		ASSERT_EQ(n, before);
+		(void)crowd->agent->reap.step(&crowd->agent->reap);
+	}
+	ASSERT_TRUE(list_empty(&crowd->agent->jobs));
+	chores_go_on();
 }

@@ -185,6 +185,48 @@ TEST(mail_has_as_long_as_who_is_watched_had)
 	ASSERT_EQ(n_run, 2);
 }
 
+struct alarm {
+	struct loop_timer timer;
+	unsigned *n_run;
+};
+
+static void alarm_work(struct loop_timer *timer)
+{
+	++*container_of(timer, struct alarm, timer)->n_run;
+	now_ns += WORK_NS;
+}
+
+static void alarms_set(struct alarm *alarms, unsigned n, struct loop *loop, unsigned *n_run)
+{
+	for (unsigned i = 0; i < n; i++) {
+		alarms[i] = (struct alarm){ .timer.expired = alarm_work, .n_run = n_run };
+		ASSERT_OK(loop_timer_set(loop, &alarms[i].timer, now_ns));
+	}
+}
+
+TEST(timers_that_are_due_together_have_a_piece_of_each_turn)
+{
+	struct watched w = { .always = true };
+	_cleanup_(loop_freep) struct loop *loop = watched_loop(&w);
+	static struct alarm alarms[200];
+	unsigned n_run = 0;
+
+	alarms_set(alarms, 10, loop, &n_run);
+	for (unsigned i = 1; i <= 10; i++) {
+		ASSERT_OK(loop_turn(loop, -1));
+		ASSERT_EQ(n_run, i);
+	}
+	/* Where nothing waits, until descriptors are to be looked at. */
+	w.always = w.posted = false;
+	ASSERT_OK(loop_turn(loop, 0));
+	n_run = 0;
+	alarms_set(alarms, 200, loop, &n_run);
+	ASSERT_OK(loop_turn(loop, -1));
+	ASSERT_EQ(n_run, (MOST_NS + WORK_NS - 1) / WORK_NS);
+	while (n_run < 200)
+		ASSERT_OK(loop_turn(loop, -1));
+}
+
 static void post_finish(struct letter *letter)
 {
 	loop_finish(letter->watched->loop, &letter[1].mail);
