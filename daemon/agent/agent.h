@@ -15,6 +15,7 @@
 #include "base/memory/account.h"
 #include "base/memory/block.h"
 #include "base/order/arrivals.h"
+#include "base/process.h"
 #include "cluster/cluster.h"
 #include "proto/shm.h"
 #include "tensor/tensor.h"
@@ -127,8 +128,9 @@ struct agent_member {
 	struct account *account; /* likewise: who is charged for it, or NULL */
 	/* The agent's. */
 	struct agent_job *job;
-	uint32_t rank, local_rank, pid;
-	uint32_t index; /* local number in rank order, once the job runs */
+	uint32_t rank, local_rank;
+	struct process_seen process; /* when it joined */
+	uint32_t index;		     /* local number in rank order, once the job runs */
 	bool leaving;
 	bool resumed;	    /* it had been in this run before */
 	bool follows, idle; /* agent_follow() */
@@ -181,9 +183,10 @@ struct agent_join {
 		cannot_resume; /* why the trainer can take part in no restart; NULL: it can. Kept */
 	bool elastic, newcomer;
 	uint32_t min_ranks, max_ranks; /* of an elastic job; max 0: no bound */
-	uint32_t pid;		       /* for messages */
+	uint32_t pid;		       /* of its trainer */
 	uint32_t uid;		       /* whose trainer it is */
-	/* Whose job it is: who has its secret or, without one, its user. Made by agent_join_take(). */
+	/* Made by agent_join_take(). The digest: whose job it is, who has its secret or, without one, its user. */
+	struct process_seen process;
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
 	struct account *account; /* who is charged for the job if it is new here, or NULL */
 };

@@ -9,15 +9,19 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* The start time is field 22; the name, field 2, may hold spaces and parentheses. */
+/*
+ * The start time is field 22; the name, field 2, may hold spaces and parentheses. It is that of the
+ * first thread, whose own file costs the same however many threads there are: for the file of the
+ * process the kernel adds up what all of them have used.
+ */
 static bool read_stat(uint32_t pid, uint64_t *ret_started)
 {
-	char path[32], line[1024];
+	char path[48], line[1024];
 	const char *fields;
 	unsigned long long started;
 	FILE *file;
 
-	(void)snprintf(path, sizeof(path), "/proc/%u/stat", pid);
+	(void)snprintf(path, sizeof(path), "/proc/%u/task/%u/stat", pid, pid);
 	file = fopen(path, "re");
 	if (!file)
 		return false;

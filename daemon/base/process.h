@@ -15,7 +15,7 @@ enum process_state process_look(uint32_t pid, uint64_t started);
 /* Number of this PID namespace; 0 when it cannot be told. Numbers of processes mean nothing in another. */
 uint64_t process_namespace(void);
 
-/* A process that is looked at once, to be compared with many. */
+/* A process that is looked at once, to be compared with many, or to be remembered. */
 struct process_seen {
 	uint32_t pid;
 	uint64_t started;

@@ -484,12 +484,12 @@ uint32_t ledger_out(const struct ledger *ledger, uint32_t rank)
 	return *(const volatile uint32_t *)&ledger_process(ledger, rank)->out;
 }
 
-void ledger_set_process(struct ledger *ledger, uint32_t rank, uint32_t pid)
+void ledger_set_process(struct ledger *ledger, uint32_t rank, const struct process_seen *process)
 {
-	struct ledger_process *process = ledger_process(ledger, rank);
+	struct ledger_process *entry = ledger_process(ledger, rank);
 
-	process->pid = pid;
-	process->started = process_started(pid);
+	entry->pid = process->pid;
+	entry->started = process->started;
 }
 
 enum process_state ledger_look(const struct ledger *ledger, uint32_t rank, uint32_t *ret_pid)

@@ -468,7 +468,7 @@ void agent_job_add(struct agent_job *job, struct agent_member *member,
 	member->job = job;
 	member->rank = join->rank;
 	member->local_rank = join->local_rank;
-	member->pid = join->pid;
+	member->process = join->process;
 	member->index = 0;
 	member->leaving = false;
 	member->resumed = false;
@@ -501,8 +501,12 @@ int agent_join_take(const struct agent *agent, const struct agent_join *given,
 	r = agent_join_check(ret_join, failure);
 	if (!r && agent_join_digest(ret_join))
 		r = failure_set(failure, -ENOMEM, "job %s: out of memory", ret_join->job);
-	if (r || !stragglers_any(&ret_join->stragglers))
+	if (r)
 		return r;
+	/* Once for each rank, as it joins: what goes over all ranks of a job looks at no process. */
+	ret_join->process = process_see(ret_join->pid);
+	if (!stragglers_any(&ret_join->stragglers))
+		return 0;
 	/* No rank waits for another: each is a node of its own, also where several share a daemon. */
 	ret_join->node = ret_join->rank;
 	ret_join->n_nodes = ret_join->size;
@@ -772,7 +776,7 @@ void agent_job_leave_now(struct agent_job *job)
 void agent_leave(struct agent_member *member)
 {
 	struct agent_job *job = member->job;
-	uint32_t rank = member->rank, pid = member->pid;
+	uint32_t rank = member->rank, pid = member->process.pid;
 	struct failure failure;
 
 	if (member->newcomer) {
@@ -828,11 +832,11 @@ void agent_abandon(struct agent_member *member, const char *how)
 	if (job->resumption.suspended)
 		return;
 	if (job->state == JOB_FORMING) {
-		forming_without(job, index, member->rank, member->pid, how);
+		forming_without(job, index, member->rank, member->process.pid, how);
 		return;
 	}
 	(void)failure_set(&failure, -EPIPE, "rank %u (pid %u) of job %s %s", member->rank,
-			  member->pid, job->owner.name, how);
+			  member->process.pid, job->owner.name, how);
 	if (!job->shape.elastic) {
 		agent_job_fail(job, &failure, NULL);
 		return;

@@ -206,7 +206,7 @@ int agent_join_compare(const struct agent_job *job, const struct agent_join *joi
 		if (other->rank == join->rank)
 			return failure_set(failure, -EEXIST,
 					   "job %s: rank %u is taken already, by pid %u", join->job,
-					   join->rank, other->pid);
+					   join->rank, other->process.pid);
 		r = compare_shape(job, other, join, failure);
 		if (r)
 			return r;

@@ -80,7 +80,7 @@ void agent_discovery_close(struct agent *agent);
 /* A run of an elastic job of this name and secret that waits for its ranks to come back, or NULL. */
 struct agent_job *agent_uninformed_find(struct agent *agent, const char *name,
 					const uint8_t *secret_digest);
-/* The place that such a run has for the process join->pid, of whom nobody has heard: sets its ranks, or returns false. */
+/* The place that such a run has for join->process, of whom nobody has heard: sets its ranks, or returns false. */
 bool agent_uninformed_place(const struct agent_job *job, struct agent_join *join);
 /*
  * The first rank has come back that was told of it: those that have come as of the run before, which ends, and newcomers are in it.
@@ -98,7 +98,8 @@ struct agent_newcomer {
 	char job[JOB_NAME_MAX + 1];
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
 	uint64_t deadline_ns, timeout_ms;
-	uint32_t pid, uid;
+	uint32_t uid;
+	struct process_seen process;
 	const char *cannot_resume;
 };
 bool agent_newcomer_is_for(const struct agent_newcomer *newcomer, const char *job,

@@ -261,7 +261,7 @@ int agent_elastic_wait(struct agent *agent, struct agent_member *member,
 		return failure_set(failure, r, "job %s: %s", join->job, strerror(-r));
 	newcomer->agent = agent;
 	newcomer->member = member;
-	newcomer->pid = join->pid;
+	newcomer->process = join->process;
 	newcomer->uid = join->uid;
 	newcomer->cannot_resume = join->cannot_resume;
 	(void)snprintf(newcomer->job, sizeof(newcomer->job), "%s", join->job);
@@ -368,12 +368,12 @@ static int next_run(struct agent_job *job, uint32_t size, uint32_t local_size, u
 }
 
 static void take(struct agent_job *job, struct agent_member *member, uint32_t rank,
-		 uint32_t local_rank, uint32_t pid, const char *cannot_resume)
+		 uint32_t local_rank, const struct process_seen *process, const char *cannot_resume)
 {
 	struct agent_join join = {
 		.rank = rank,
 		.local_rank = local_rank,
-		.pid = pid,
+		.process = *process,
 		.cannot_resume = cannot_resume,
 	};
 
@@ -411,7 +411,7 @@ static void regroup(struct agent_job *job)
 		if (!member)
 			continue;
 		agent_job_detach(member);
-		take(next, member, rank, rank, member->pid, job->resumption.ends);
+		take(next, member, rank, rank, &member->process, job->resumption.ends);
 		rank++;
 	}
 	list_for_each_safe (newcomer, following, &job->agent->newcomers, link) {
@@ -421,7 +421,7 @@ static void regroup(struct agent_job *job)
 		if (rank == size || !is_for(newcomer, job))
 			continue;
 		take_out(newcomer);
-		take(next, member, rank, rank, facts.pid, member->charge(member, false));
+		take(next, member, rank, rank, &facts.process, member->charge(member, false));
 		rank++;
 	}
 	log_info("job %s: regroups: %u ranks, %u of them new", job->owner.name, size, n_new);
@@ -492,7 +492,7 @@ static void take_members(struct agent_job *job, const struct agent_regrouped *re
 		if (!member)
 			continue;
 		agent_job_detach(member);
-		take(next, member, regrouped->ranks[i], i, member->pid, NULL);
+		take(next, member, regrouped->ranks[i], i, &member->process, NULL);
 	}
 }
 
@@ -508,7 +508,7 @@ void agent_elastic_let_in(struct agent_job *next, const uint32_t *ranks, uint32_
 		if (i >= next->shape.local_size || !is_for(newcomer, next) || facts.cannot_resume)
 			continue;
 		take_out(newcomer);
-		take(next, member, ranks[i], i, facts.pid, NULL);
+		take(next, member, ranks[i], i, &facts.process, NULL);
 		i++;
 	}
 	next->departed.n_before = next->shape.local_size - next->n_members;

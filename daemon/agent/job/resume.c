@@ -53,7 +53,7 @@ static void keep_processes(const struct agent_job *job)
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
 		if (job->members[i])
 			ledger_set_process(job->resumption.ledger, job->members[i]->rank,
-					   job->members[i]->pid);
+					   &job->members[i]->process);
 }
 
 int agent_resume_prepare(struct agent_job *job)

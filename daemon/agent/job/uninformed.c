@@ -32,7 +32,6 @@ static bool may_be(const struct ledger *ledger, uint32_t rank, const struct proc
 
 bool agent_uninformed_place(const struct agent_job *job, struct agent_join *join)
 {
-	const struct process_seen process = process_see(join->pid);
 	uint32_t local = 0;
 	bool found = false;
 
@@ -43,7 +42,7 @@ bool agent_uninformed_place(const struct agent_job *job, struct agent_join *join
 		if (job->resumption.node_of_rank &&
 		    job->resumption.node_of_rank[rank] != job->shape.node)
 			continue;
-		if (!job->members[local] && may_be(job->resumption.ledger, rank, &process)) {
+		if (!job->members[local] && may_be(job->resumption.ledger, rank, &join->process)) {
 			join->rank = rank;
 			join->local_rank = local;
 			found = true;
@@ -80,7 +79,7 @@ static void take_members(struct agent_job *job, struct agent_job *before)
 
 		if (!member)
 			continue;
-		join.pid = member->pid;
+		join.process = member->process;
 		agent_job_detach(member);
 		if (job->state != JOB_FORMING)
 			member->ended(member, 0, &job->end.failure);
@@ -95,7 +94,7 @@ static void take_members(struct agent_job *job, struct agent_job *before)
 /* The newcomer takes its place, if its process was a rank of the job; a place that the quota has no room for fails the job. */
 static void take_newcomer(struct agent_job *job, struct agent_newcomer *newcomer)
 {
-	struct agent_join join = { .pid = newcomer->pid };
+	struct agent_join join = { .process = newcomer->process };
 	struct agent_member *member = newcomer->member;
 
 	if (!agent_uninformed_place(job, &join))

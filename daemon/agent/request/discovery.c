@@ -374,7 +374,7 @@ void agent_discovery_begin(struct agent_newcomer *newcomer)
 	newcomer->cannot_resume = newcomer->member->charge(newcomer->member, true);
 	if (newcomer->cannot_resume) {
 		log_notice("job %s: pid %u waits for a job on this node alone: %s", newcomer->job,
-			   newcomer->pid, newcomer->cannot_resume);
+			   newcomer->process.pid, newcomer->cannot_resume);
 		return;
 	}
 	if (!discovery) {

@@ -405,12 +405,14 @@ TEST(what_concerns_the_job_is_kept)
 {
 	_cleanup_(fd_closep) int fd = -1;
 	struct ledger *ledger = make(1, &fd);
+	const struct process_seen self = process_see((uint32_t)getpid());
+	struct process_seen other = self;
 	uint32_t pid;
 
 	ASSERT_TRUE(!ledger_has_begun(ledger) && ledger_is(ledger, fd) && !ledger_is(ledger, 0));
 	ledger_begin(ledger);
 	ledger_leave(ledger, 1);
-	ledger_set_process(ledger, 0, (uint32_t)getpid());
+	ledger_set_process(ledger, 0, &self);
 	ledger_free(ledger);
 	ledger = reopen(fd, 1);
 	ASSERT_TRUE(ledger_has_begun(ledger));
@@ -419,5 +421,7 @@ TEST(what_concerns_the_job_is_kept)
 	ASSERT_EQ(ledger_look(ledger, 0, &pid), PROCESS_ALIVE);
 	ASSERT_EQ(pid, (uint32_t)getpid());
 	ASSERT_EQ(ledger_look(ledger, 1, &pid), PROCESS_UNKNOWN);
+	other.started++;
+	ASSERT_TRUE(ledger_may_be(ledger, 0, &self) && !ledger_may_be(ledger, 0, &other));
 	ledger_free(ledger);
 }
