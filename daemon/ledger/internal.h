@@ -41,6 +41,19 @@ struct ledger_window {
 	uint64_t at;
 };
 
+/* A result that was left, by what they are in order of. It may be stale no more: ledger_kept says so. */
+struct ledger_left {
+	uint64_t key, round;
+	uint32_t block, part, result;
+	uint32_t next; /* of a key's first: of that key none before this place is stale */
+};
+
+/* All that were left: stale.c. */
+struct ledger_stale_results {
+	struct ledger_left *left; /* in order from ledger_stale_sort() on */
+	uint32_t n, n_stale;
+};
+
 /* Which memory for results nobody has, by its number: free_list.c. Any thread, with the latch. */
 struct ledger_results {
 	struct latch latch;
@@ -77,7 +90,8 @@ struct ledger {
 	uint32_t n_results, n_tensors, result_bytes;
 	struct ledger_kept *kept; /* n_results entries */
 	struct ledger_results results;
-	struct map stale_results, parts;
+	struct ledger_stale_results stale_results;
+	struct map parts;
 	struct ledger_tensors tensors;
 
 	struct quota *quota; /* or NULL: nobody is charged */
@@ -148,11 +162,6 @@ int ledger_take_journals(struct ledger *ledger, struct failure *failure);
 /* Clears the journals that were left in a record. */
 void ledger_drop_journals(struct ledger *ledger, uint32_t record);
 
-/* ledger.c */
-/* The record that the daemon before has left of a round, or NULL. */
-const struct ledger_old *ledger_find_old(const struct ledger *ledger, const char *tensor,
-					 uint64_t round);
-
 /* Bytes from one result's memory to the next one's. */
 static inline uint64_t ledger_result_stride(const struct ledger *ledger)
 {
@@ -162,6 +171,22 @@ static inline uint64_t ledger_result_stride(const struct ledger *ledger)
 /* free_list.c */
 /* The memory is free again, and still there. */
 void ledger_result_put_back(struct ledger *ledger, uint32_t result);
+
+/* stale.c */
+/* Makes room for so many results that were left. Returns 0 or -ENOMEM. */
+int ledger_stale_init(struct ledger *ledger, uint32_t n_max);
+/* The result was left: ledger_kept's `what` says which. */
+void ledger_stale_add(struct ledger *ledger, uint32_t result);
+/* After the last was added. Returns a result that is there twice, or LEDGER_NO_RESULT. */
+uint32_t ledger_stale_sort(struct ledger *ledger);
+/* The result is like any other from now on. Harmless on one that is. */
+static inline void ledger_stale_end(struct ledger *ledger, struct ledger_kept *kept)
+{
+	if (!kept->stale)
+		return;
+	kept->stale = false;
+	ledger->stale_results.n_stale--;
+}
 
 /* result.c */
 /* Makes room for what is kept of results; n_results is set. Returns 0 or -ENOMEM. */

@@ -88,6 +88,7 @@ int ledger_charge_to(struct ledger *ledger, struct quota *quota)
 {
 	uint64_t bytes = sizeof(*ledger) + ledger_len(ledger->n_journals) +
 			 ledger->n_results * (sizeof(ledger->kept[0]) + 2 * sizeof(uint32_t)) +
+			 ledger->stale_results.n * sizeof(struct ledger_left) +
 			 ledger->tensors.n_places * LEDGER_KNOWN_BYTES + ledger->record_len;
 
 	if (quota_charge(quota, bytes))
@@ -545,12 +546,6 @@ static struct ledger_old *find_old(const struct ledger *ledger, const char *tens
 			return old;
 	}
 	return NULL;
-}
-
-const struct ledger_old *ledger_find_old(const struct ledger *ledger, const char *tensor,
-					 uint64_t round)
-{
-	return find_old(ledger, tensor, round, round);
 }
 
 static void record_free(struct ledger *ledger, uint32_t record)

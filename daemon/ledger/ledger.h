@@ -215,7 +215,6 @@ struct ledger_what {
 
 /* A retained result, or memory for one, as this process knows it. Control thread. */
 struct ledger_kept {
-	struct map_entry entry; /* stale: by its round and part */
 	struct ledger_what what;
 	bool taken, whole;
 	bool late; /* with what this node had contributed: before it is whole, or as it was found; ledger_result_used() ends it */

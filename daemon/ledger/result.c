@@ -18,13 +18,6 @@ static struct ledger_tensor *tensor_of(const struct ledger *ledger, uint32_t ten
 	       tensor;
 }
 
-static uint64_t hash_of(uint64_t key, uint64_t round, uint32_t block, uint32_t part)
-{
-	const uint64_t words[3] = { key, round, (uint64_t)block << 32 | part };
-
-	return map_hash(words, sizeof(words));
-}
-
 int ledger_read_record(const struct ledger *ledger, void **ret_record, size_t *ret_len)
 {
 	void *record = malloc(MAX(ledger->record_len, (size_t)1));
@@ -375,7 +368,7 @@ void ledger_results_done(struct ledger *ledger)
 	free(ledger->kept);
 	free(ledger->results.free);
 	free(ledger->results.returned);
-	map_done(&ledger->stale_results);
+	free(ledger->stale_results.left);
 	map_done(&ledger->parts);
 	map_done(&ledger->tensors.names);
 	map_done(&ledger->tensors.keys);
@@ -386,24 +379,6 @@ void ledger_results_done(struct ledger *ledger)
 		ledger->tensors.spare = known->next_spare;
 		free(known);
 	}
-}
-
-uint32_t ledger_result_find(const struct ledger *ledger, uint64_t key, uint64_t round,
-			    uint32_t block, uint32_t part)
-{
-	struct map_entry *entry;
-
-	if (!ledger->stale_results.n_entries)
-		return LEDGER_NO_RESULT;
-	entry = map_find(&ledger->stale_results, hash_of(key, round, block, part));
-	for (; entry; entry = map_find_next(entry)) {
-		const struct ledger_kept *kept = container_of(entry, struct ledger_kept, entry);
-
-		if (kept->what.key == key && kept->what.round == round &&
-		    kept->what.block == block && kept->what.part == part)
-			return (uint32_t)(kept - ledger->kept);
-	}
-	return LEDGER_NO_RESULT;
 }
 
 static char *whole_of(const struct ledger *ledger, uint32_t result)
@@ -437,7 +412,9 @@ void ledger_result_used(struct ledger *ledger, uint32_t result)
 
 static uint64_t part_hash(const struct ledger_what *what)
 {
-	return hash_of(what->key, 0, what->block, what->part);
+	const uint64_t words[2] = { what->key, (uint64_t)what->block << 32 | what->part };
+
+	return map_hash(words, sizeof(words));
 }
 
 int ledger_result_index(struct ledger *ledger, uint32_t result)
@@ -534,8 +511,7 @@ void ledger_result_free(struct ledger *ledger, uint32_t number)
 {
 	struct ledger_kept *kept = &ledger->kept[number];
 
-	if (kept->stale)
-		map_remove(&ledger->stale_results, &kept->entry);
+	ledger_stale_end(ledger, kept);
 	ledger_result_unindex(ledger, number);
 	if (kept->whole) {
 		atomic_store_explicit(&result_of(ledger, number)->state, LEDGER_EMPTY,
@@ -545,50 +521,10 @@ void ledger_result_free(struct ledger *ledger, uint32_t number)
 		FAILPOINT("ledger-cell-freed");
 	}
 	kept->what = (struct ledger_what){ 0 };
-	kept->taken = kept->whole = kept->late = kept->stale = false;
+	kept->taken = kept->whole = kept->late = false;
 	kept->busy = kept->released = kept->pending = false;
 	if (!kept->offered && !kept->in_place)
 		ledger_result_put_back(ledger, number);
-}
-
-uint32_t ledger_result_settle(struct ledger *ledger, uint64_t key, uint64_t round)
-{
-	struct map_entry *entry;
-
-	map_for_each (entry, &ledger->stale_results) {
-		struct ledger_kept *kept = container_of(entry, struct ledger_kept, entry);
-
-		if (kept->what.key != key || kept->what.round > round)
-			continue;
-		map_remove(&ledger->stale_results, entry);
-		kept->stale = false;
-		return (uint32_t)(kept - ledger->kept);
-	}
-	return LEDGER_NO_RESULT;
-}
-
-static const char *name_of(const struct ledger *ledger, uint64_t key)
-{
-	const struct ledger_known *known = known_of_key(ledger, key);
-
-	return known ? known->name : NULL;
-}
-
-void ledger_results_drop(struct ledger *ledger)
-{
-	for (uint32_t i = 0; i < ledger->results.used; i++) {
-		const struct ledger_kept *kept = &ledger->kept[i];
-		const struct ledger_old *old;
-		const char *name;
-
-		if (!kept->stale || !kept->what.reduction)
-			continue;
-		name = name_of(ledger, kept->what.key);
-		old = name ? ledger_find_old(ledger, name, kept->what.round) : NULL;
-		/* Without a record, the round is over here. */
-		if (old && (uint32_t)old->stage == LEDGER_GATHERS)
-			ledger_result_free(ledger, i);
-	}
 }
 
 static bool result_valid(const struct ledger *ledger, const struct ledger_result *result)
@@ -616,9 +552,7 @@ static int read_result(struct ledger *ledger, uint32_t number, struct failure *f
 		ledger->results.free[ledger->results.n_free++] = number;
 		return 0;
 	}
-	if (!result_valid(ledger, &copy) ||
-	    ledger_result_find(ledger, copy.key, copy.round, copy.block, copy.part) !=
-		    LEDGER_NO_RESULT)
+	if (!result_valid(ledger, &copy))
 		return failure_set(failure, -EPROTO, "the ledger is damaged: result %u", number);
 	kept->what = (struct ledger_what){
 		.key = copy.key,
@@ -636,10 +570,8 @@ static int read_result(struct ledger *ledger, uint32_t number, struct failure *f
 		.reduction = copy.reduction,
 		.has_data = copy.has_data,
 	};
-	if (map_add(&ledger->stale_results, hash_of(copy.key, copy.round, copy.block, copy.part),
-		    &kept->entry))
-		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
-	kept->taken = kept->whole = kept->stale = true;
+	kept->taken = kept->whole = true;
+	ledger_stale_add(ledger, number);
 	kept->late = atomic_load_explicit(&copy.late, memory_order_relaxed);
 	if ((kept->late || kept->what.operation == OPERATION_ACCUMULATE) &&
 	    ledger_result_index(ledger, number))
@@ -649,7 +581,7 @@ static int read_result(struct ledger *ledger, uint32_t number, struct failure *f
 
 int ledger_results_open(struct ledger *ledger, uint32_t max_tensors, struct failure *failure)
 {
-	uint32_t n;
+	uint32_t n, twice;
 	int r;
 
 	if (!ledger->n_results)
@@ -661,11 +593,16 @@ int ledger_results_open(struct ledger *ledger, uint32_t max_tensors, struct fail
 		return failure_set(failure, -EPROTO, "the ledger is damaged: %u of %u results", n,
 				   ledger->n_results);
 	ledger->results.used = n;
+	if (ledger_stale_init(ledger, n))
+		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
 	for (uint32_t i = n; i--;) {
 		r = read_result(ledger, i, failure);
 		if (r)
 			return r;
 	}
+	twice = ledger_stale_sort(ledger);
+	if (twice != LEDGER_NO_RESULT)
+		return failure_set(failure, -EPROTO, "the ledger is damaged: result %u", twice);
 	/* Ranks are charged for results that are retained. Other memory may be there from before. */
 	ledger->results.n_peak = n - ledger->results.n_free;
 	ledger->results.n_allowed = MAX(ledger->results.n_allowed, ledger->results.n_peak);
