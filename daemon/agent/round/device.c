@@ -631,7 +631,7 @@ static bool is_last(const struct agent_part *part)
 	const struct agent_round *round = part->round;
 
 	return (round->turn.cut || ends_whole(part)) &&
-	       round->n_parts - round->turn.refilling == round->n_up;
+	       round->n_parts - round->turn.goes_on == round->n_up;
 }
 
 static void tell(struct agent_part *part)

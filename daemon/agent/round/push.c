@@ -69,7 +69,6 @@ static uint32_t answer_len(const struct agent_part *part)
 static void scattered(struct agent_part *part)
 {
 	struct agent_round *round = part->round;
-	struct agent_part *next;
 
 	if (round->failure.status) {
 		agent_part_end(part);
@@ -80,11 +79,7 @@ static void scattered(struct agent_part *part)
 		return;
 	ledger_round_set_stage(&round->ledger, LEDGER_SCATTERED, round->n_gone);
 	FAILPOINT("round-scattered");
-	/* It ends with the last. */
-	round->n_parts++;
-	list_for_each_safe (part, next, &round->parts, link)
-		agent_part_end(part);
-	agent_round_part_done(round);
+	agent_round_scatter(round);
 }
 
 static void on_scattered(struct task *task)

@@ -15,6 +15,7 @@
 /* Empty parts that a turn of the loop goes past, and rounds of a tensor that a turn begins. */
 #define EMPTY_MAX   4096
 #define ADVANCE_MAX 16
+#define SCATTER_MAX 64
 
 static struct agent_job *job_of(const struct agent_round *round)
 {
@@ -226,9 +227,9 @@ void agent_round_refill(struct agent_round *round)
 	uint64_t number;
 	int r;
 
-	if (round->turn.refilling)
+	if (round->turn.goes_on)
 		return;
-	round->turn.refilling = true;
+	round->turn.goes_on = true;
 	round->inlined = 0;
 	round->n_parts++;
 	while (agent_round_can_begin_part(round)) {
@@ -255,13 +256,57 @@ void agent_round_refill(struct agent_round *round)
 				     r == -EPROTO ? "its ledger is damaged" : strerror(-r));
 		agent_round_fail(round, &failure, true);
 	}
-	round->turn.refilling = false;
+	round->turn.goes_on = false;
 	agent_round_part_done(round);
+}
+
+/*
+ * Of a gated round that is committed: each part's result goes into the outputs and, once those of all are there, each part ends.
+ * Some in a turn of the loop.
+ */
+static void scatter_some(struct agent_round *round)
+{
+	struct agent_part *part;
+	unsigned n = 0;
+
+	while ((part = list_first(&round->parts, struct agent_part, link)) &&
+	       (part->state == PART_HELD ||
+		(part->state == PART_SCATTERED && round->n_scattered == round->n_made))) {
+		if (n++ == SCATTER_MAX) {
+			agent_later_round(round);
+			return;
+		}
+		if (part->state == PART_SCATTERED) {
+			agent_part_end(part);
+			continue;
+		}
+		list_remove(&part->link);
+		list_push_back(&round->parts, &part->link);
+		round->n_held--;
+		agent_part_scatter(part);
+	}
+	round->turn.goes_on = false;
+	agent_round_part_done(round);
+}
+
+void agent_round_scatter(struct agent_round *round)
+{
+	if (round->turn.goes_on)
+		return;
+	round->turn.goes_on = true;
+	round->n_parts++;
+	scatter_some(round);
 }
 
 void agent_round_go_on(struct agent_round *round)
 {
-	round->turn.refilling = false;
+	if (round->gate.scattering) {
+		/* The next process does it. */
+		if (!job_of(round)->resumption.suspended)
+			scatter_some(round);
+		return;
+	}
+	round->turn.goes_on = false;
 	round->n_parts--;
 	agent_round_refill(round);
 }
@@ -295,18 +340,12 @@ void agent_round_held(struct agent_round *round)
 
 void agent_round_commit(struct agent_round *round)
 {
-	struct agent_part *part, *next;
-
-	if (round->gate.scattering || round->turn.refilling)
+	if (round->gate.scattering || round->turn.goes_on)
 		return;
 	round->gate.committed = round->gate.scattering = true;
-	round->n_held = 0;
 	ledger_round_set_stage(&round->ledger, LEDGER_COMMITTED, round->n_gone);
 	FAILPOINT("round-committed");
-	round->n_parts++;
-	list_for_each_safe (part, next, &round->parts, link)
-		agent_part_scatter(part);
-	agent_round_part_done(round);
+	agent_round_scatter(round);
 }
 
 void agent_round_exclude(struct agent_job *job, uint32_t index)

@@ -46,7 +46,7 @@ struct agent_round_turn {
 	int32_t priority;	/* the most urgent of its requests */
 	uint32_t pass;		/* job->n_passes when it began to move through servers */
 	bool cut;		/* partition has no more: agent_schedule_cut() */
-	bool refilling;
+	bool goes_on; /* agent_round_refill() or agent_round_scatter() does, up the stack or in a later turn */
 	bool stalls; /* some request does: the control thread leaves sums and copies to the pool */
 	bool heard; /* none but ranks that follow, and had heard of it, have come to it: follow.c */
 };
@@ -112,7 +112,7 @@ struct agent_round {
 	uint64_t unused[4];	   /* ranks begin a line, too */
 	struct agent_rank ranks[]; /* n_local entries */
 };
-static_assert(offsetof(struct agent_round, turn.refilling) < CACHE_LINE,
+static_assert(offsetof(struct agent_round, turn.goes_on) < CACHE_LINE,
 	      "what scheduler.c looks at of each round is one line");
 static_assert(!(offsetof(struct agent_round, n_parts) % CACHE_LINE ||
 		offsetof(struct agent_round, parts) % CACHE_LINE ||
@@ -130,7 +130,7 @@ static inline bool agent_round_is_settled(const struct agent_round *round)
 /* No part of it is made before another has ended. While it is refilled, that counts as one. */
 static inline bool agent_round_is_full(const struct agent_round *round)
 {
-	return round->n_parts - round->turn.refilling - round->n_held >= ROUND_PARTS_MAX;
+	return round->n_parts - round->turn.goes_on - round->n_held >= ROUND_PARTS_MAX;
 }
 
 static inline uint32_t agent_round_n_local(const struct agent_round *round)
@@ -200,6 +200,8 @@ void agent_round_part_done(struct agent_round *round);
 void agent_round_held(struct agent_round *round);
 /* Every result is retained, and all parts are made: goes on to the outputs. */
 void agent_round_commit(struct agent_round *round);
+/* A gated round is committed, or the last of its results is in the outputs: it goes on with its parts. Harmless when it does. */
+void agent_round_scatter(struct agent_round *round);
 /* This local rank is not in what is done again. */
 void agent_round_exclude(struct agent_job *job, uint32_t index);
 /* Rounds that are done again have as long as from their beginning. */

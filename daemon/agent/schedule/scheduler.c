@@ -294,11 +294,11 @@ static struct agent_round *next_round(struct agent_job *job)
 		struct agent_round *round = round_of(link);
 
 		link = link->next;
-		if (!round->turn.refilling && job->agent->hooks->round_may_begin(round))
+		if (!round->turn.goes_on && job->agent->hooks->round_may_begin(round))
 			return round;
 		unsent += round->turn.unsent;
 		/* Until an answer has come, nobody is to go past it for each part of others. */
-		if (!round->turn.refilling && !round->turn.unsent && agent_round_is_full(round))
+		if (!round->turn.goes_on && !round->turn.unsent && agent_round_is_full(round))
 			agent_schedule_remove(round);
 	}
 	return NULL;

@@ -199,6 +199,68 @@ TEST(ranks_that_do_not_regroup_are_dropped_one_in_a_turn)
 	WORLD_UNTIL(crowd->world, crowd->world->ranks[0].n_joined == 2);
 }
 
+/* Those that have yet to go into the outputs, and all. */
+static size_t n_parts_of(const struct agent_round *round)
+{
+	const struct list *link;
+	size_t n = round->n_held;
+
+	for (link = round->parts.next; link != &round->parts; link = link->next)
+		n++;
+	return n;
+}
+
+/* Of an elastic job over nodes: all are held until each has come. */
+TEST(parts_of_a_round_that_is_decided_on_go_on_in_steps)
+{
+	_cleanup_(crowd_freep) struct crowd *crowd =
+		crowd_new(&(struct world_options){ .n_nodes = 2,
+						   .n_local = 1,
+						   .resume = true,
+						   .n_threads = 1,
+						   .part_bytes = 4096,
+						   .inline_bytes = UINT64_MAX,
+						   .min_ranks = 1,
+						   .max_ranks = 2 });
+	static float in[MANY * 1024], out[2][MANY * 1024];
+	struct world *world = crowd->world;
+	struct declared *declared = world_declare(world, "many", DTYPE_FLOAT32, ARRAY_SIZE(in));
+	struct asked *asked = crowd->asked[0];
+	const struct agent_round *round;
+	size_t before, n;
+
+	for (unsigned i = 0; i < ARRAY_SIZE(in); i++)
+		in[i] = (float)i;
+	for (uint32_t rank = 0; rank < 2; rank++)
+		WORLD_UNTIL(world, declared[rank].done);
+	for (uint32_t rank = 0; rank < 2; rank++) {
+		asked[rank] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, in, ARRAY_SIZE(in),
+				       out[rank], ARRAY_SIZE(in));
+		asked[rank].base.membership = 1;
+		asked_submit(&asked[rank], &declared[rank], 1);
+	}
+	round = asked[0].base.in;
+	chores_hold();
+	WORLD_UNTIL(world, round->gate.committed);
+	n = n_parts_of(round);
+	ASSERT_INT(n, >, MANY);
+	/* Each goes into the outputs, and ends. */
+	while (n > MANY / 2) {
+		before = n;
+		(void)crowd->job->later.chore.step(&crowd->job->later.chore);
+		n = n_parts_of(round);
+		ASSERT_INT(n, <, before);
+		ASSERT_INT(n, >=, before - 64);
+	}
+	chores_go_on();
+	for (uint32_t rank = 0; rank < 2; rank++) {
+		WORLD_UNTIL(world, asked[rank].done);
+		ASSERT_STR(asked[rank].failure.text, "");
+		for (unsigned i = 0; i < ARRAY_SIZE(in); i++)
+			ASSERT_TRUE(out[rank][i] == 2 * in[i]);
+	}
+}
+
 /* Each of which has had a job of its own. */
 TEST(jobs_that_are_over_are_freed_one_in_a_step)
 {
