@@ -714,17 +714,20 @@ static void on_gathered(struct task *task)
 	push(part, payload);
 }
 
-/*
- * Whether one contribution, or a copy, leaves from where the trainer has it: also what a server in this process keeps for a later
- * round may be that, unless it stalls.
- */
+/* Whether the part's server may keep the contribution for a later round: one in this process would copy it on this thread. */
+static bool may_be_kept(const struct agent_part *part)
+{
+	return job_of(part)->shape.stragglers.quorum &&
+	       (!part->send_queue || peer_is_self(part->send_queue->peer));
+}
+
+/* Whether one contribution, or a copy, leaves from where the trainer has it. */
 static bool leaves_as_it_lies(const struct agent_part *part)
 {
 	const struct agent_round *round = part->round;
 
 	return part->n_inputs == 1 && agent_round_takes_one(round) && !round->widens &&
-	       (!agent_part_is_staged(part) || part->device.lease.is_long) &&
-	       !(round->turn.stalls && job_of(part)->shape.stragglers.quorum);
+	       (!agent_part_is_staged(part) || part->device.lease.is_long) && !may_be_kept(part);
 }
 
 /* What the ranks here contribute is in memory of the host. */
