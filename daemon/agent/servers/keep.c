@@ -16,6 +16,8 @@
 #define LOSSES_MAX 100u
 /* Between two attempts to attach; the transport has its own for each. */
 #define RETRY_NS (50 * NSEC_PER_MSEC)
+/* Parts that have memory at last are gone on with so many at a time: each may be copied there. */
+#define FEED_MAX 16
 
 /* -- Servers that come and go ------------------------------------------------------------------------------------- */
 
@@ -91,6 +93,7 @@ void agent_keep_done(struct agent_job *job)
 {
 	if (job->retention.acking)
 		loop_unpost(job->agent->params.loop, &job->retention.ack_mail);
+	loop_abort(&job->retention.feed);
 	loop_timer_cancel(&job->placement.add_timer);
 	for (size_t i = 0; i < job->fleet.n_servers; i++) {
 		loop_timer_cancel(&job->fleet.servers[i].timer);
@@ -388,15 +391,40 @@ void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
 
 /* -- Retained results --------------------------------------------------------------------------------------------- */
 
+static bool on_feed(struct chore *chore)
+{
+	struct agent_job *job = container_of(chore, struct agent_job, retention.feed);
+
+	if (!job->resumption.suspended)
+		agent_keep_feed(job);
+	agent_job_release(job);
+	/* Where there is more, the chore has begun anew. */
+	return false;
+}
+
+static void feed_later(struct agent_job *job)
+{
+	if (list_linked(&job->retention.feed.link))
+		return;
+	job->retention.feed.step = on_feed;
+	agent_job_hold(job);
+	loop_begin(job->agent->params.loop, &job->retention.feed);
+}
+
 void agent_keep_feed(struct agent_job *job)
 {
 	struct agent_part *part;
+	unsigned n = 0;
 
 	/* A part that ends may free memory, and fail others: for that, feeding is not begun once more. */
 	if (job->retention.feeding)
 		return;
 	job->retention.feeding = true;
 	while ((part = list_first(&job->retention.starved, struct agent_part, wait))) {
+		if (n++ == FEED_MAX) {
+			feed_later(job);
+			break;
+		}
 		list_remove(&part->wait);
 		if (job->agent->hooks->part.fed(part))
 			continue;

@@ -27,6 +27,7 @@ struct agent_retention {
 	bool keeps;	     /* the job is such a job */
 	struct list starved; /* parts whose result waits for memory */
 	bool feeding;	     /* starved parts are gone through, or not to be */
+	struct chore feed;   /* goes through more of them */
 	struct list in_place,
 		spare_in_place; /* of which servers in this process have no use any more: in_place.c */
 	struct loop_timer results_timer; /* whether memory is not needed any more: quota.c */

@@ -365,6 +365,25 @@ TEST(a_part_that_finds_no_memory_stays_the_first)
 	give_results(job);
 }
 
+/* Each is copied to where it is kept. */
+TEST(parts_that_wait_for_memory_have_it_some_in_a_turn)
+{
+	_cleanup_(world_freep) struct world *world = world_of_one();
+	struct agent_job *job;
+	struct asked asked[3];
+
+	starve(world, asked, (uint64_t[]){ PARTS * 1024, PARTS * 1024, PARTS * 1024 }, 3);
+	job = job_of(world);
+	while (n_taken)
+		ledger_result_free(job->resumption.ledger, taken[--n_taken]);
+	agent_keep_feed(job);
+	ASSERT_EQ(n_starved(job), 3 * PARTS - 16);
+	for (unsigned i = 0; i < 3; i++) {
+		WORLD_UNTIL(world, asked[i].done);
+		ASSERT_STR(asked[i].failure.text, "");
+	}
+}
+
 void __real_agent_round_part_done(struct agent_round *round);
 void __wrap_agent_round_part_done(struct agent_round *round);
 
