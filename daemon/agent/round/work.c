@@ -13,7 +13,9 @@
 /* The same of what devices have brought down, which is in no cache, while they wait for its copies to go on. */
 #define DEVICE_BYTES_MAX (512u << 10)
 /* Summed into the scratch and copied to the outputs at a time: scratch and the inputs' lines stay in the first cache. */
-#define PIECE_BYTES    (16u << 10)
+#define PIECE_BYTES (16u << 10)
+/* However few bytes of an input or output are touched, that takes as long as so many. */
+#define TOUCH_BYTES    256u
 #define COPIES_AT_ONCE 2u
 static_assert(PIECE_BYTES <= LEDGER_PIECE_BYTES, "a piece fits into a journal's scratch");
 
@@ -216,7 +218,7 @@ void agent_part_post(struct agent_part *part, void (*done)(struct task *task))
 {
 	struct agent *agent = job_of(part)->agent;
 	size_t n_touched = part->copies ? part->n_outputs : part->n_inputs;
-	uint64_t bytes = (uint64_t)part->extent.len * n_touched;
+	uint64_t bytes = (uint64_t)MAX(part->extent.len, TOUCH_BYTES) * n_touched;
 
 	if (!n_touched || !part->n_outputs || !part->extent.len) {
 		/* Its result is to be kept, if only for others. */

@@ -9,13 +9,16 @@
 
 /* Sums of the pool wait until they may go on. */
 static sem_t may_sum;
+static unsigned n_sums_here;
 
 int __real_reduce_run(const struct reduce_params *params);
 int __wrap_reduce_run(const struct reduce_params *params);
 
 int __wrap_reduce_run(const struct reduce_params *params)
 {
-	if (gettid() != getpid())
+	if (gettid() == getpid())
+		n_sums_here++;
+	else
 		while (sem_wait(&may_sum))
 			;
 	return __real_reduce_run(params);
@@ -297,4 +300,34 @@ TEST(jobs_that_are_over_are_freed_one_in_a_step)
 	}
 	ASSERT_TRUE(list_empty(&crowd->agent->jobs));
 	chores_go_on();
+}
+
+/* Of few bytes, and each of as many ranks as there are. */
+TEST(of_tiny_parts_no_more_are_summed_at_once_than_of_others)
+{
+	_cleanup_(world_freep) struct world *world =
+		world_new(&(struct world_options){ .n_nodes = 1,
+						   .n_local = WORLD_RANKS,
+						   .no_servers = true,
+						   .n_threads = 1,
+						   .inline_bytes = 64 << 10 });
+	static struct asked asked[WORLD_RANKS];
+	static float in[WORLD_RANKS], out[WORLD_RANKS];
+	struct declared *declared;
+
+	ASSERT_OK(sem_init(&may_sum, 0, 0));
+	world_form(world);
+	declared = world_declare(world, "t", DTYPE_FLOAT32, WORLD_RANKS);
+	n_sums_here = 0;
+	for (uint32_t rank = 0; rank < WORLD_RANKS; rank++) {
+		asked[rank] = asked_of(OPERATION_REDUCE_SCATTER, REDUCTION_SUM, in, WORLD_RANKS,
+				       &out[rank], 1);
+		asked_submit(&asked[rank], &declared[rank], 1);
+	}
+	ASSERT_INT(n_sums_here, >, 0);
+	ASSERT_INT(n_sums_here, <, 8);
+	for (unsigned i = 0; i < WORLD_RANKS; i++)
+		ASSERT_OK(sem_post(&may_sum));
+	for (uint32_t rank = 0; rank < WORLD_RANKS; rank++)
+		WORLD_UNTIL(world, asked[rank].done);
 }
