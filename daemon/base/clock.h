@@ -18,19 +18,19 @@ static inline uint64_t clock_now_ns(void)
 }
 
 /*
- * A clock for many small things in a row. A look at the clock costs a part of what a small thing costs, so several share one; each has its
+ * A clock for many small items in a row. A look at the clock costs a part of what a small item costs, so several share one; each has its
  * own while the last ones were slow. Zeroed memory is one that was never looked at. One thread at a time.
  */
 struct sampled_clock {
 	uint64_t now_ns; /* when it was looked at, or sampled_clock_begin() */
-	unsigned n;	 /* things since it was looked at */
-	bool is_slow;	 /* so were the things before: the next look comes after one */
+	unsigned n;	 /* items since it was looked at */
+	bool is_slow;	 /* so were the items before: the next look comes after one */
 };
 
-#define SAMPLED_CLOCK_THINGS  4
+#define SAMPLED_CLOCK_ITEMS   4
 #define SAMPLED_CLOCK_SLOW_NS (10 * NSEC_PER_USEC) /* for each */
 
-/* A thing is about to begin, at this time; since the last something else was done. */
+/* An item is about to begin, at this time; since the last something else was done. */
 static inline void sampled_clock_begin(struct sampled_clock *clock, uint64_t now_ns)
 {
 	clock->now_ns = now_ns;
@@ -47,10 +47,10 @@ static inline uint64_t sampled_clock_look(struct sampled_clock *clock)
 	return clock->now_ns = now_ns;
 }
 
-/* One more thing is done. Returns whether the clock was looked at. */
+/* One more item is done. Returns whether the clock was looked at. */
 static inline bool sampled_clock_tick(struct sampled_clock *clock)
 {
-	if (++clock->n < SAMPLED_CLOCK_THINGS && !clock->is_slow)
+	if (++clock->n < SAMPLED_CLOCK_ITEMS && !clock->is_slow)
 		return false;
 	(void)sampled_clock_look(clock);
 	return true;

@@ -45,7 +45,7 @@ uint64_t quota_available(const struct quota *quota);
 /* What quota_charge() and quota_release() do where it is not the quota of one thread, or where its parent matters. */
 int quota_charge_any(struct quota *quota, uint64_t amount);
 void quota_release_any(struct quota *quota, uint64_t amount);
-/* The quota becomes this thread's while nothing is charged. Returns whether it is this thread's. */
+/* Only asserted: the quota becomes this thread's while nothing is charged. Returns whether it is this thread's. */
 bool quota_claim(struct quota *quota);
 
 /*

@@ -173,6 +173,12 @@ struct past_tensors {
 	struct failure why; /* what declarations are answered; status 0: nothing */
 };
 
+/* Whether the trainer reads what it is told. */
+static bool reads(const struct session *session)
+{
+	return session->outbox.n <= OUTBOX_MAX / 2;
+}
+
 /* At most n of them, while the trainer reads what it is told. Returns whether all were. */
 static bool answer_asked(struct session *session, struct list *asked, const struct failure *why,
 			 unsigned n)
@@ -180,7 +186,7 @@ static bool answer_asked(struct session *session, struct list *asked, const stru
 	struct session_tensor *tensor;
 
 	while ((tensor = list_first(asked, struct session_tensor, asked))) {
-		if (!n-- || session->outbox.n > OUTBOX_MAX / 2)
+		if (!n-- || !reads(session))
 			return false;
 		list_remove(&tensor->asked);
 		if (tensor->declare_id && why)
@@ -200,10 +206,10 @@ static void past_forget(struct past_tensors *past)
 	held_free(past);
 }
 
-/* And the trainer takes more. */
+/* Whether the trainer may be answered more. */
 static bool has_more(const struct session *session)
 {
-	return !list_empty(&session->tensors.past) && session->outbox.n <= OUTBOX_MAX / 2;
+	return !list_empty(&session->tensors.past) && reads(session);
 }
 
 static bool on_answer(struct chore *chore)

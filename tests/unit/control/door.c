@@ -216,6 +216,16 @@ void trainer_open(struct trainer *trainer, struct door *door)
 	ASSERT_TRUE(trainer->shm != MAP_FAILED);
 }
 
+unsigned trainer_read_all(const struct trainer *trainer)
+{
+	char packet[4096];
+	unsigned n = 0;
+
+	while (recv(trainer->socket, packet, sizeof(packet), MSG_DONTWAIT) > 0)
+		n++;
+	return n;
+}
+
 void trainer_close(struct trainer *trainer)
 {
 	if (trainer->shm)

@@ -54,6 +54,8 @@ void trainer_connect(struct trainer *trainer, struct door *door);
 /* Connects and says Hello. */
 void trainer_open(struct trainer *trainer, struct door *door);
 void trainer_close(struct trainer *trainer);
+/* Reads the packets that are there. Returns how many. */
+unsigned trainer_read_all(const struct trainer *trainer);
 
 /* Sends a request; its id is set here and returned. */
 uint64_t trainer_send(struct trainer *trainer, Bps__Control__Request *request, const int *fds,

@@ -39,17 +39,6 @@ TEST(a_tensor_on_which_ranks_do_not_agree)
 		trainer_close(&trainers[i]);
 }
 
-/* Reads what is there. Returns how many packets. */
-static unsigned drain(const struct trainer *trainer)
-{
-	char packet[4096];
-	unsigned n = 0;
-
-	while (recv(trainer->socket, packet, sizeof(packet), MSG_DONTWAIT) > 0)
-		n++;
-	return n;
-}
-
 /* Whatever a job that ends owes a trainer that is slow to read: it is told as it reads. */
 TEST(who_reads_late_hears_all_answers)
 {
@@ -75,7 +64,7 @@ TEST(who_reads_late_hears_all_answers)
 		ASSERT_OK(loop_turn(door->loop, 0));
 	ASSERT_INT(session->outbox.n, <=, OUTBOX_MAX / 2 + 1);
 	while (n < N + 1) {
-		n += drain(&trainers[0]);
+		n += trainer_read_all(&trainers[0]);
 		ASSERT_OK(loop_turn(door->loop, 0));
 	}
 	ASSERT_EQ(n, N + 1);
@@ -95,7 +84,7 @@ TEST(packets_that_have_waited_go_a_few_in_a_turn)
 	session = list_first(&door->control->sessions, struct session, link);
 	fill(door, &trainers[0]);
 	for (left = session->outbox.n; left; left -= n) {
-		(void)drain(&trainers[0]);
+		(void)trainer_read_all(&trainers[0]);
 		ASSERT_OK(loop_turn(door->loop, 0));
 		n = left - session->outbox.n;
 		ASSERT_INT(n, >, 0);

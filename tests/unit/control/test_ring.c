@@ -999,21 +999,10 @@ TEST(a_turn_ends_between_two_entries)
 	}
 	clock_end();
 	/* For the doorbell, and at its end. */
-	ASSERT_INT(first, <=, SAMPLED_CLOCK_THINGS + 1);
+	ASSERT_INT(first, <=, SAMPLED_CLOCK_ITEMS + 1);
 	ASSERT_INT(most, <=, 2);
 	ASSERT_TRUE(!trainer_done(&ring.trainers[0], slot));
 	ring_close(&ring);
-}
-
-/* Reads what there is. Returns how many packets. */
-static unsigned read_all(const struct trainer *trainer)
-{
-	char packet[4096];
-	unsigned n = 0;
-
-	while (recv(trainer->socket, packet, sizeof(packet), MSG_DONTWAIT) > 0)
-		n++;
-	return n;
 }
 
 /* However many tensors a job that ends leaves undeclared. */
@@ -1032,14 +1021,14 @@ TEST(a_turn_answers_a_few_that_wait)
 		(void)trainer_send_declare(&ring.trainers[0], 2 + i, name, DTYPE_FLOAT32, 100);
 		ASSERT_OK(loop_turn(ring.door->loop, 0));
 	}
-	ASSERT_EQ(read_all(&ring.trainers[0]), 0);
+	ASSERT_EQ(trainer_read_all(&ring.trainers[0]), 0);
 	trainer_close(&ring.trainers[1]);
 	clock_go(10 * NSEC_PER_MSEC);
 	while (n < N + 1) {
 		unsigned more;
 
 		ASSERT_OK(loop_turn(ring.door->loop, 0));
-		more = read_all(&ring.trainers[0]);
+		more = trainer_read_all(&ring.trainers[0]);
 		/* At once, with what is said of the job; and a step. */
 		ASSERT_INT(more, <=, 2 * STEP + 1);
 		n += more;
