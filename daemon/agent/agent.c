@@ -12,6 +12,7 @@
 static void init_job(struct agent_job *job)
 {
 	agent_later_init(job);
+	agent_rows_init(job);
 	agent_forget_init(job);
 }
 
@@ -40,6 +41,7 @@ static void free_job(struct agent_job *job)
 
 	list_for_each (round, &job->rounds, job_link)
 		agent_round_drop(round);
+	spending_done(&job->memory.spent_rows);
 	for (entry = job->resumption.resumed ? map_first(&job->tensors.by_name) : NULL; entry;
 	     entry = map_next(&job->tensors.by_name, entry))
 		(void)held_free(container_of(entry, struct agent_tensor, entry)->pasts);

@@ -26,7 +26,7 @@ static void free_job(struct job *job)
 	follow_free(job);
 	accumulate_free(job);
 	store_free(job);
-	rows_end(job);
+	spending_done(&job->store.spending);
 	while (!list_empty(&job->membership.joiners))
 		joiner_free(list_first(&job->membership.joiners, struct joiner, link));
 }

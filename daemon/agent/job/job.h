@@ -31,6 +31,7 @@
 #include "base/loop/loop.h"
 #include "base/map.h"
 #include "base/memory/bulk.h"
+#include "base/memory/spent.h"
 #include "base/metrics.h"
 #include "base/order/arrivals.h"
 
@@ -98,6 +99,7 @@ struct agent_memory {
 	struct bulk bulk;    /* rounds, parts and tensors, for the job's life */
 	struct quota rows;   /* what push_pull_rows hold */
 	struct list spare_rounds, spare_parts;
+	struct spending spent_rows; /* of rows, what nobody needs any more */
 };
 
 struct agent_job {

@@ -5,6 +5,14 @@
 #include "agent/round/later.h"
 #include "agent/round/round.h"
 
+/* The next for which there may be room now, or NULL. */
+static struct agent_round *next_starved(const struct agent_job *job)
+{
+	return spending_is_under_way(&job->memory.spent_rows)
+		       ? NULL
+		       : list_first(&job->later.starved, struct agent_round, turn.link);
+}
+
 /* Returns whether there is more. */
 static bool step(struct agent_job *job)
 {
@@ -12,6 +20,8 @@ static bool step(struct agent_job *job)
 	struct agent_tensor *tensor =
 		list_first(&job->later.tensors, struct agent_tensor, later_link);
 
+	if (!round && !tensor)
+		round = next_starved(job);
 	if (round) {
 		list_remove(&round->turn.link);
 		job->agent->hooks->round_later(round);
@@ -19,7 +29,8 @@ static bool step(struct agent_job *job)
 		list_remove(&tensor->later_link);
 		job->agent->hooks->tensor_later(tensor);
 	}
-	return !list_empty(&job->later.rounds) || !list_empty(&job->later.tensors);
+	return !list_empty(&job->later.rounds) || !list_empty(&job->later.tensors) ||
+	       next_starved(job);
 }
 
 static bool on_step(struct chore *chore)
@@ -46,6 +57,7 @@ void agent_later_init(struct agent_job *job)
 {
 	list_init(&job->later.rounds);
 	list_init(&job->later.tensors);
+	list_init(&job->later.starved);
 	job->later.chore.step = on_step;
 }
 
@@ -61,6 +73,17 @@ void agent_later_tensor(struct agent_tensor *tensor)
 		return;
 	list_push_back(&tensor->job->later.tensors, &tensor->later_link);
 	begin(tensor->job);
+}
+
+void agent_later_starved(struct agent_round *round)
+{
+	list_push_back(&round->job->later.starved, &round->turn.link);
+}
+
+void agent_later_begin_starved(struct agent_job *job)
+{
+	if (next_starved(job))
+		begin(job);
 }
 
 void agent_later_finish(struct agent_job *job)

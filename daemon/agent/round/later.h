@@ -15,6 +15,7 @@ struct agent_later {
 	bool is_under_way;
 	struct list rounds;  /* by turn.link: many parts of these are empty */
 	struct list tensors; /* by later_link: many rounds of these end as soon as they begin */
+	struct list starved; /* by turn.link: rounds of rows, while there is no room for them */
 };
 
 void agent_later_init(struct agent_job *job);
@@ -22,5 +23,9 @@ void agent_later_init(struct agent_job *job);
 void agent_later_round(struct agent_round *round);
 /* agent_round_advance() follows. Harmless when that is so already. */
 void agent_later_tensor(struct agent_tensor *tensor);
+/* The same as agent_later_round(), once memory.spent_rows is over. Cut; agent_rows_give_up() takes it back. */
+void agent_later_starved(struct agent_round *round);
+/* memory.spent_rows is over. */
+void agent_later_begin_starved(struct agent_job *job);
 /* All of it now: nobody else is served any more. */
 void agent_later_finish(struct agent_job *job);

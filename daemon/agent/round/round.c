@@ -183,6 +183,7 @@ void agent_round_fail(struct agent_round *round, const struct failure *failure, 
 	if (round->state == ROUND_MOVING) {
 		/* Not finished under our feet. */
 		round->n_parts++;
+		agent_rows_give_up(round);
 		agent_part_drop_queued(round);
 		agent_round_part_done(round);
 		return;
@@ -300,6 +301,10 @@ void agent_round_scatter(struct agent_round *round)
 
 void agent_round_go_on(struct agent_round *round)
 {
+	if (round->partition.operation == OPERATION_PUSH_PULL_ROWS) {
+		agent_rows_go_on(round);
+		return;
+	}
 	if (round->gate.scattering) {
 		/* The next process does it. */
 		if (!job_of(round)->resumption.suspended)

@@ -39,7 +39,7 @@ struct agent_rank {
 
 struct agent_round_turn {
 	struct list
-		link; /* schedule.scheduled, while parts of it are to be made, and may be, or to be sent; on one node later.rounds */
+		link; /* schedule.scheduled, while parts of it are to be made, and may be, or to be sent; once it is cut, later.rounds or later.starved */
 	uint64_t sequence; /* among those that moved */
 	uint64_t unsent;   /* bytes of parts that have yet to leave for a server: scheduler.c's */
 	int32_t priority_class; /* once it moves through servers: that of its tensor, or its priority */

@@ -101,21 +101,35 @@ static int rows_new(struct agent_round *round, struct failure *failure)
 		      failure);
 }
 
-static void free_blocks(struct block **blocks, uint64_t n)
+/* Of what is charged for the rows that were given, what is for pieces to a server. */
+static uint64_t pieces_len(const struct agent_rows *rows, const struct agent_rows_server *server)
 {
-	for (uint64_t i = 0; blocks && i < n; i++)
-		(void)block_unref(blocks[i]);
-	free(blocks);
+	return server->pieces ? server->n * (sizeof(int64_t) + rows->row_len) : 0;
+}
+
+/* charged: for its pieces. */
+static void server_spend(struct agent_rows *rows, const struct agent_rows_server *server,
+			 uint64_t charged, uint64_t *left)
+{
+	struct spending *spending = &job_of(rows)->memory.spent_rows;
+	const struct spent_list pieces = { .blocks = server->pieces, .n = server->n_pieces };
+	const struct spent_list results = { server->result_blocks, server->result,
+					    server->n_result_pieces };
+
+	spend(spending, &pieces, charged, left);
+	spend(spending, &results, server->charged, left);
+	rows->charged -= server->charged;
 }
 
 /* As if nothing had gone there, or come from there. */
-static void server_reset(struct agent_rows *rows, struct agent_rows_server *server)
+static void server_reset(struct agent_rows *rows, struct agent_rows_server *server, uint64_t *left)
 {
-	free_blocks(server->pieces, server->n_pieces);
-	free_blocks(server->result_blocks, server->n_result_pieces);
-	free(server->result);
-	quota_release(rows->quota, server->charged);
-	rows->charged -= server->charged;
+	uint64_t charged = pieces_len(rows, server);
+
+	/* Others come in their place: they are charged for beside them, as far as there is room. */
+	if (quota_charge(rows->quota, charged))
+		charged = 0;
+	server_spend(rows, server, charged, left);
 	*server = (struct agent_rows_server){
 		.in_use = server->in_use,
 		.due = true,
@@ -123,21 +137,45 @@ static void server_reset(struct agent_rows *rows, struct agent_rows_server *serv
 	};
 }
 
-static void servers_free(struct agent_rows *rows)
-{
-	for (size_t i = 0; rows->servers && i < rows->n_servers; i++)
-		server_reset(rows, &rows->servers[i]);
-	rows->servers = held_free(rows->servers);
-}
-
 struct agent_rows *agent_rows_free(struct agent_rows *rows)
 {
+	uint64_t left = SPENT_STEP;
+
 	if (!rows)
 		return NULL;
 	list_remove(&rows->jolted);
-	servers_free(rows);
+	for (size_t i = 0; rows->servers && i < rows->n_servers; i++) {
+		uint64_t charged = pieces_len(rows, &rows->servers[i]);
+
+		rows->charged -= charged;
+		server_spend(rows, &rows->servers[i], charged, &left);
+	}
+	rows->servers = held_free(rows->servers);
 	quota_release(rows->quota, rows->charged);
 	return held_free(rows);
+}
+
+static void on_spending_begun(struct spending *spending)
+{
+	agent_job_hold(container_of(spending, struct agent_job, memory.spent_rows));
+}
+
+static void on_spending_over(struct spending *spending)
+{
+	struct agent_job *job = container_of(spending, struct agent_job, memory.spent_rows);
+
+	agent_later_begin_starved(job);
+	agent_job_release(job);
+}
+
+void agent_rows_init(struct agent_job *job)
+{
+	struct spending *spending = &job->memory.spent_rows;
+
+	spending_init(spending, job->agent->params.loop);
+	spending->quota = &job->memory.rows;
+	spending->begun = on_spending_begun;
+	spending->over = on_spending_over;
 }
 
 /* -- From step to step -------------------------------------------------------------------------------------------- */
@@ -257,12 +295,15 @@ static bool sort_again(struct agent_rows *rows)
 	const struct agent_job *job = job_of(rows);
 	struct agent_round *round = rows->round;
 	struct failure failure, words;
+	uint64_t left = SPENT_STEP;
 	int r;
 
 	rows->repeats = true;
 	rows->attempt++;
 	if (rows->stripes != job->placement.stripes || rows->n_servers != job->fleet.n_servers) {
-		servers_free(rows);
+		for (size_t i = 0; i < rows->n_servers; i++)
+			server_reset(rows, &rows->servers[i], &left);
+		rows->servers = held_free(rows->servers);
 		r = place(rows);
 		if (r) {
 			(void)no_memory(job, -r, &words);
@@ -277,7 +318,7 @@ static bool sort_again(struct agent_rows *rows)
 			/* Also what was sorted, and is not pushed yet. */
 			server->due &= rows->step <= ROWS_SORT;
 			if (server->lost || server->due)
-				server_reset(rows, server);
+				server_reset(rows, server, &left);
 		}
 	}
 	rows->step = ROWS_SORT;
@@ -461,14 +502,19 @@ bool agent_rows_continue(struct agent_round *round)
 	return rows->agreeing;
 }
 
-void agent_rows_start(struct agent_round *round)
+/* Pinned as if a part of it were under way. */
+static void begin(struct agent_round *round)
 {
 	const struct agent_job *job = round->job;
 	struct failure failure, words;
+	int r = rows_new(round, &words);
 
-	agent_schedule_cut(round);
-	round->n_parts++;
-	if (rows_new(round, &words)) {
+	if (r == -EDQUOT && spending_is_under_way(&job->memory.spent_rows)) {
+		round->rows = agent_rows_free(round->rows);
+		agent_later_starved(round);
+		return;
+	}
+	if (r) {
 		(void)failure_set(&failure, words.status, "tensor %s, round %" PRIu64 ": %s",
 				  round->tensor->name, round->number, words.text);
 		agent_round_fail(round, &failure, true);
@@ -480,6 +526,33 @@ void agent_rows_start(struct agent_round *round)
 			(void)agree(round->rows);
 	}
 	agent_round_part_done(round);
+}
+
+void agent_rows_start(struct agent_round *round)
+{
+	agent_schedule_cut(round);
+	round->n_parts++;
+	begin(round);
+}
+
+void agent_rows_go_on(struct agent_round *round)
+{
+	if (round->job->resumption.suspended)
+		return;
+	if (agent_round_is_failing(round))
+		agent_round_part_done(round);
+	else
+		begin(round);
+}
+
+void agent_rows_give_up(struct agent_round *round)
+{
+	/* It is cut, and so nowhere else by this link. */
+	if (round->partition.operation != OPERATION_PUSH_PULL_ROWS || round->rows ||
+	    !list_linked(&round->turn.link))
+		return;
+	list_remove(&round->turn.link);
+	round->n_parts--;
 }
 
 /* -- Parts -------------------------------------------------------------------------------------------------------- */

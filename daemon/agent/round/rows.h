@@ -79,8 +79,14 @@ static inline bool agent_part_is_rows(const struct agent_part *part)
 	return part->round->rows && part->extent.block != DATA_ROWS_DONE;
 }
 
+/* A job that is made: what its rounds hold goes by and by. */
+void agent_rows_init(struct agent_job *job);
 /* Begins a round that was just set moving. */
 void agent_rows_start(struct agent_round *round);
+/* One that had no room while others' memory was on its way out: that is gone. */
+void agent_rows_go_on(struct agent_round *round);
+/* The round fails: it waits for room no more. */
+void agent_rows_give_up(struct agent_round *round);
 /* A part or a task of a moving round is done with: begins the next step, if it is time. Returns false when there is nothing to do. */
 bool agent_rows_continue(struct agent_round *round);
 /* What these n servers had of the job's rounds is gone, or is to go elsewhere. */

@@ -118,6 +118,16 @@ static void job_give_place(struct job *job)
 	job->memory.counted = false;
 }
 
+static void spending_begun(struct spending *spending)
+{
+	job_hold(container_of(spending, struct job, store.spending));
+}
+
+static void spending_over(struct spending *spending)
+{
+	job_let_go(container_of(spending, struct job, store.spending));
+}
+
 int job_new(struct server *server, const struct job_params *params, struct job **ret_job,
 	    struct failure *failure)
 {
@@ -181,7 +191,10 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 	list_init(&job->store.late);
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		job_node_init(&job->nodes[i]);
-	list_init(&job->store.spent);
+	spending_init(&job->store.spending, server->params.loop);
+	job->store.spending.quota = job->memory.quota;
+	job->store.spending.begun = spending_begun;
+	job->store.spending.over = spending_over;
 	list_init(&job->membership.joiners);
 	job->peers.quota = job_memory(job);
 	list_push_back(&server->jobs, &job->link);

@@ -34,6 +34,7 @@
 #include "base/map.h"
 #include "base/memory/account.h"
 #include "base/memory/bulk.h"
+#include "base/memory/spent.h"
 #include "base/metrics.h"
 #include "base/order/arrivals.h"
 #include "base/quota.h"
@@ -158,8 +159,7 @@ struct store {
 	/* By and by: forgotten tensors whose parts go, rounds whose slots fail. */
 	struct list dropping, failing;
 	struct chore drop, fail;
-	struct list spent; /* by and by, too: lists of rows that nobody needs any more; rows.c */
-	struct chore spend;
+	struct spending spending; /* by and by, too: lists of rows that nobody needs any more */
 };
 
 /* Of a job that outlives its daemons' processes: keep.c, offered.c. */

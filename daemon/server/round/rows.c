@@ -10,109 +10,15 @@
 
 /* -- What nobody needs any more ---------------------------------------------------------------- */
 
-/* Blocks that go at once; of more, so many in a step of a chore. */
-#define SPENT_STEP 256
-
-struct spent_list {
-	struct block **blocks;
-	struct reduce_piece *pieces;
-	uint64_t n;
-};
-
-/* Lists of one slot, which may have millions of blocks. Their job stays for it. */
-struct spent {
-	struct list link; /* in job->store.spent */
-	uint64_t charged; /* to the job */
-	size_t n, at;
-	struct spent_list lists[];
-};
-
-static void list_take(struct rows_node *from, struct spent_list *ret_list)
+/* What a node has brought, and what the job is charged with for it. The job stays until it is gone. */
+static void spend_node(struct job *job, struct rows_node *from, uint64_t *left)
 {
-	*ret_list = (struct spent_list){ from->blocks, from->pieces,
-					 from->blocks ? from->n_pieces : 0 };
+	const struct spent_list list = { from->blocks, from->pieces, from->n_pieces };
+
+	spend(&job->store.spending, &list, from->charged, left);
 	from->blocks = NULL;
 	from->pieces = NULL;
-}
-
-/* Returns whether all of it is gone, or takes what it has freed from *left. */
-static bool list_free(struct spent_list *list, uint64_t *left)
-{
-	for (; list->n && *left; --*left)
-		(void)block_unref(list->blocks[--list->n]);
-	if (list->n)
-		return false;
-	free(list->blocks);
-	free(list->pieces);
-	return true;
-}
-
-/* Returns whether all of it is gone. */
-static bool spent_step(struct job *job, struct spent *spent, uint64_t left)
-{
-	for (; spent->at < spent->n; spent->at++) {
-		if (!left || !list_free(&spent->lists[spent->at], &left))
-			return false;
-		left -= left > 0;
-	}
-	list_remove(&spent->link);
-	quota_release(job->memory.quota, spent->charged);
-	free(spent);
-	return true;
-}
-
-static bool on_spent(struct chore *chore)
-{
-	struct job *job = container_of(chore, struct job, store.spend);
-	struct spent *spent = list_first(&job->store.spent, struct spent, link);
-	bool more;
-
-	if (!spent || !spent_step(job, spent, SPENT_STEP))
-		return spent;
-	more = !list_empty(&job->store.spent);
-	/* With the job the chore is gone. */
-	job_let_go(job);
-	return more;
-}
-
-/* Takes the lists of so many nodes, and what the job is charged with for them. */
-static void spend(struct job *job, struct rows_node *nodes, size_t n, uint64_t charged)
-{
-	struct spent *spent = NULL;
-	uint64_t n_blocks = 0;
-
-	for (size_t i = 0; i < n; i++)
-		n_blocks += nodes[i].blocks ? nodes[i].n_pieces : 0;
-	if (n_blocks > SPENT_STEP)
-		spent = calloc(1, sizeof(*spent) + n * sizeof(spent->lists[0]));
-	for (size_t i = 0; i < n; i++) {
-		struct spent_list list;
-
-		list_take(&nodes[i], &list);
-		if (spent)
-			spent->lists[i] = list;
-		else
-			(void)list_free(&list, &(uint64_t){ UINT64_MAX });
-	}
-	if (!spent) {
-		quota_release(job->memory.quota, charged);
-		return;
-	}
-	spent->n = n;
-	spent->charged = charged;
-	job_hold(job);
-	list_push_back(&job->store.spent, &spent->link);
-	job->store.spend.step = on_spent;
-	loop_begin(job->server->params.loop, &job->store.spend);
-}
-
-void rows_end(struct job *job)
-{
-	struct spent *spent;
-
-	loop_abort(&job->store.spend);
-	while ((spent = list_first(&job->store.spent, struct spent, link)))
-		(void)spent_step(job, spent, UINT64_MAX);
+	from->charged = 0;
 }
 
 /* -- What comes -------------------------------------------------------------------------------- */
@@ -360,10 +266,16 @@ static void release_inputs(struct slot *slot)
 {
 	struct rows *rows = slot->rows;
 	struct job *job = slot->job;
+	uint64_t left = SPENT_STEP;
 
 	free(TAKE_PTR(rows->lists));
 	free(TAKE_PTR(rows->cursors));
-	spend(job, rows->nodes, job->n_nodes, slot->charged - rows->slot_len);
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		slot->charged -= rows->nodes[i].charged;
+		spend_node(job, &rows->nodes[i], &left);
+	}
+	/* For pieces that were refused. */
+	quota_release(job->memory.quota, slot->charged - rows->slot_len);
 	slot->charged = rows->slot_len;
 }
 
@@ -617,7 +529,7 @@ static void forget_node(struct slot *slot, uint32_t node)
 
 	slot->n_here -= from->n_pieces && from->n_here == from->n_pieces;
 	slot->charged -= from->charged;
-	spend(slot->job, from, 1, from->charged);
+	spend_node(slot->job, from, &(uint64_t){ SPENT_STEP });
 	list_remove(&from->link);
 	*from = (struct rows_node){ 0 };
 	if (waiting)
@@ -668,15 +580,15 @@ void rows_fail(struct slot *slot, int status, const char *text)
 struct rows *rows_free(struct slot *slot)
 {
 	struct rows *rows = slot->rows;
-	struct rows_node results;
+	struct spent_list results;
 
 	if (!rows)
 		return NULL;
 	release_inputs(slot);
 	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
 		list_remove(&rows->nodes[i].link);
-	results = (struct rows_node){ .blocks = rows->results, .n_pieces = rows->n_results };
-	spend(slot->job, &results, 1, rows->charged);
+	results = (struct spent_list){ .blocks = rows->results, .n = rows->n_results };
+	spend(&slot->job->store.spending, &results, rows->charged, &(uint64_t){ SPENT_STEP });
 	free(rows);
 	return NULL;
 }

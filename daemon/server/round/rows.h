@@ -83,7 +83,5 @@ void rows_visit(struct job *job, struct list *link, uint64_t now_ns);
 void rows_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t round);
 /* Answers what is not in slot->from. */
 void rows_fail(struct slot *slot, int status, const char *text);
-/* The job goes: what is left of lists that nobody needs goes with it. */
-void rows_end(struct job *job);
 /* Returns NULL; takes NULL. */
 struct rows *rows_free(struct slot *slot);

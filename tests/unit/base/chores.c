@@ -45,3 +45,10 @@ void chores_go_on(void)
 		__real_loop_begin(chores.loop, chores.held[i]);
 	chores.n_held = 0;
 }
+
+void chores_forget(const struct chore *chore)
+{
+	for (size_t i = 0; i < chores.n_held; i++)
+		if (chores.held[i] == chore)
+			chores.held[i--] = chores.held[--chores.n_held];
+}

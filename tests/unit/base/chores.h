@@ -6,9 +6,13 @@
 
 #include <stddef.h>
 
+struct chore;
+
 /* Holds those that begin from now on. */
 void chores_hold(void);
 /* How many are held. */
 size_t chores_n_held(void);
 /* Lets those that are held begin, and all others. */
 void chores_go_on(void);
+/* One of those that are held is aborted, as who has it goes. */
+void chores_forget(const struct chore *chore);

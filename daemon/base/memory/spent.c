@@ -1,0 +1,95 @@
+/*
+ * Lists of blocks go step by step. agent/round/rows.c and server/round/rows.c bring those of
+ * push_pull_rows.
+ */
+#include "base/memory/spent.h"
+
+/* To give back more of a block takes longer. */
+#define UNIT 4096u
+
+struct spent {
+	struct list link; /* in spending->lists */
+	struct spent_list list;
+	uint64_t charged;
+};
+
+/* Returns whether all of it is gone; takes what went from *left. */
+static bool list_free(struct spent_list *list, uint64_t *left)
+{
+	while (list->n && *left) {
+		struct block *block = list->blocks[--list->n];
+		uint64_t n = block ? MAX(block->len / UNIT, (size_t)1) : 1;
+
+		*left -= MIN(*left, n);
+		(void)block_unref(block);
+	}
+	if (list->n)
+		return false;
+	free(list->blocks);
+	free(list->beside);
+	return true;
+}
+
+static void go_on(struct spending *spending, uint64_t left)
+{
+	struct spent *spent;
+
+	while (left && (spent = list_first(&spending->lists, struct spent, link)) &&
+	       list_free(&spent->list, &left)) {
+		list_remove(&spent->link);
+		quota_release(spending->quota, spent->charged);
+		free(spent);
+		left -= left > 0;
+	}
+}
+
+static bool on_step(struct chore *chore)
+{
+	struct spending *spending = container_of(chore, struct spending, chore);
+
+	go_on(spending, SPENT_STEP);
+	if (spending_is_under_way(spending))
+		return true;
+	spending->over(spending);
+	return false;
+}
+
+void spending_init(struct spending *spending, struct loop *loop)
+{
+	list_init(&spending->lists);
+	spending->loop = loop;
+	spending->chore.step = on_step;
+}
+
+void spending_done(struct spending *spending)
+{
+	loop_abort(&spending->chore);
+	go_on(spending, UINT64_MAX);
+}
+
+void spend(struct spending *spending, const struct spent_list *list, uint64_t charged,
+	   uint64_t *left)
+{
+	struct spent_list rest = *list;
+	bool first = !spending_is_under_way(spending);
+	struct spent *spent;
+
+	if (!rest.blocks)
+		rest.n = 0;
+	if (list_free(&rest, left)) {
+		quota_release(spending->quota, charged);
+		return;
+	}
+	spent = malloc(sizeof(*spent));
+	if (!spent) {
+		(void)list_free(&rest, &(uint64_t){ UINT64_MAX });
+		quota_release(spending->quota, charged);
+		return;
+	}
+	*spent = (struct spent){ .list = rest, .charged = charged };
+	list_push_back(&spending->lists, &spent->link);
+	if (!first)
+		return;
+	spending->begun(spending);
+	loop_begin(spending->loop, &spending->chore);
+}

@@ -1,0 +1,44 @@
+/*
+ * Lists of blocks that nobody needs any more. One may have millions of blocks, or gigabytes: of these little goes at once,
+ * and the rest by and by, in steps of a chore. What is charged for a list is released when all of it is gone. Loop's thread.
+ */
+#pragma once
+
+#include "base/loop/loop.h"
+#include "base/memory/block.h"
+
+/* Blocks that go in a step, of 4 KiB at most: a larger one counts as so many of these as it holds. */
+#define SPENT_STEP 256
+
+struct spent_list {
+	struct block **blocks; /* NULL: none; each may be NULL */
+	void *beside;	       /* goes with them, and is of the heap as they are; or NULL */
+	uint64_t n;
+};
+
+/* Lists of one owner. Embedded in it. */
+struct spending {
+	struct list lists;
+	struct chore chore;
+	struct loop *loop;
+	struct quota *quota; /* is charged for the lists */
+	/* The first list comes that does not go at once; all have gone: then it may be freed. The owner stays in between. */
+	void (*begun)(struct spending *spending);
+	void (*over)(struct spending *spending);
+};
+
+/* quota, begun and over are set. */
+void spending_init(struct spending *spending, struct loop *loop);
+/* All that is left, at once. Nobody is told: the owner goes. */
+void spending_done(struct spending *spending);
+/*
+ * Takes a list, and what is charged for it. Of lists that come together so many blocks go at once as *left says, which is
+ * SPENT_STEP before the first of them.
+ */
+void spend(struct spending *spending, const struct spent_list *list, uint64_t charged,
+	   uint64_t *left);
+/* Whether some list has not gone yet. */
+static inline bool spending_is_under_way(const struct spending *spending)
+{
+	return !list_empty(&spending->lists);
+}
