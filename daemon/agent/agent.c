@@ -96,7 +96,7 @@ static const struct agent_hooks hooks = {
 	.round_may_begin = agent_round_can_begin_part,
 	.round_turn = agent_round_refill,
 	.round_later = agent_round_go_on,
-	.tensor_later = agent_round_advance,
+	.tensor_later = agent_tensor_go_on,
 	.round_without_them = agent_round_mend,
 };
 

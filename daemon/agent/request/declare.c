@@ -12,6 +12,8 @@
 
 /* What ranks have declared, or might have, and is looked at in a step. */
 #define WITHOUT_STEP 64
+/* Rounds that are looked at in a step to tell servers which have failed, and notices of that. */
+#define TELL_STEP 32
 
 static int tensor_new(struct agent_job *job, const char *name, struct agent_tensor **ret_tensor)
 {
@@ -103,11 +105,42 @@ static void answer(struct agent_tensor *tensor, struct agent_declaration *declar
 	declaration->declared(declaration, failure, tensor->key, tensor->job->part_bytes);
 }
 
-/* Other nodes call it by this number; of rounds that have failed here they hear now. */
+/*
+ * Servers hear now of rounds that had failed before the tensor had a key: in order, and of thousands in steps. Until they have heard of
+ * all no round of it moves, and one that fails has its turn behind those before it. Of a job that has failed they know.
+ */
+static void tell_failed(struct agent_tensor *tensor)
+{
+	struct agent_job *job = tensor->job;
+
+	if (job->end.failure.status) {
+		tensor->telling = false;
+		tensor->untold = NULL;
+	}
+	for (size_t n = 0; n < TELL_STEP && tensor->telling; n++) {
+		struct agent_round *round = tensor->untold;
+
+		if (round->failure.status) {
+			agent_setup_fail_round(job, tensor->key, round->number, round->alone,
+					       &round->failure);
+			n += job->fleet.n_servers;
+		}
+		agent_round_told(round);
+	}
+	if (tensor->telling)
+		agent_later_tensor(tensor);
+}
+
+void agent_tensor_go_on(struct agent_tensor *tensor)
+{
+	tell_failed(tensor);
+	agent_round_advance(tensor);
+}
+
+/* Other nodes call it by this number. */
 static void take_key(struct agent_tensor *tensor, uint64_t key, uint64_t start)
 {
 	struct agent_job *job = tensor->job;
-	struct agent_round *round;
 
 	tensor->key = key;
 	tensor->start = start;
@@ -120,10 +153,9 @@ static void take_key(struct agent_tensor *tensor, uint64_t key, uint64_t start)
 			    job->owner.name, tensor->name);
 	if (job->retention.keeps && job->resumption.resumed)
 		agent_acknowledged_resumed(tensor);
-	list_for_each (round, &tensor->rounds, link)
-		if (round->failure.status)
-			agent_setup_fail_round(job, key, round->number, round->alone,
-					       &round->failure);
+	tensor->untold = list_first(&tensor->rounds, struct agent_round, link);
+	tensor->telling = tensor->untold;
+	tell_failed(tensor);
 }
 
 void agent_tensor_agreed(struct agent_tensor *tensor, const struct failure *failure, uint64_t key,

@@ -17,7 +17,8 @@ struct agent_tensor {
 	/* What each round looks at stands together: there may be thousands of tensors, each of which has its turn once in a step. */
 	unsigned dtype;
 	bool advancing;
-	bool asked; /* ranks have been told that it is unused */
+	bool asked;   /* ranks have been told that it is unused */
+	bool telling; /* servers hear of rounds that had failed before it had a key */
 	uint64_t elements;
 	uint64_t key, start;  /* key 0: not agreed yet */
 	struct list rounds;   /* open, by number */
@@ -49,6 +50,7 @@ struct agent_tensor {
 	bool forgetting;     /* asked: all ranks here have released it; the home decides */
 	bool needed;	     /* forgetting: a rank has use of it again */
 	uint32_t n_released; /* ranks here that agree that it is unused */
+	struct agent_round *untold; /* telling: the first of which they may not have heard */
 	/* Rounds up to this one were told to ranks here that follow the others, since somebody last began to: following.since. */
 	uint64_t notified_rounds, notified_since;
 	uint64_t reached
@@ -81,6 +83,8 @@ struct agent_round *agent_tensor_round(const struct agent_job *job, const char *
 /* The ranks of all nodes agree, or not (failure). */
 void agent_tensor_agreed(struct agent_tensor *tensor, const struct failure *failure, uint64_t key,
 			 uint64_t start);
+/* For later.c: tells servers of more rounds that had failed; behind them it starts what can start. */
+void agent_tensor_go_on(struct agent_tensor *tensor);
 /* A local rank is out of the job: it will declare nothing more. Most tensors hear of it in later turns of the loop. */
 void agent_tensor_without(struct agent_job *job);
 /* At most max of a member's declarations are void. Returns how many. */

@@ -21,7 +21,7 @@ struct agent_later {
 void agent_later_init(struct agent_job *job);
 /* The round is pinned as if a part of it were under way: agent_round_go_on() follows. */
 void agent_later_round(struct agent_round *round);
-/* agent_round_advance() follows. Harmless when that is so already. */
+/* agent_tensor_go_on() follows. Harmless when that is so already. */
 void agent_later_tensor(struct agent_tensor *tensor);
 /* The same as agent_later_round(), once memory.spent_rows is over. Cut; agent_rows_give_up() takes it back. */
 void agent_later_starved(struct agent_round *round);

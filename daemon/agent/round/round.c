@@ -70,6 +70,8 @@ void agent_round_recycle(struct agent_round *round)
 {
 	struct agent_job *job = job_of(round);
 
+	if (round == round->tensor->untold)
+		agent_round_told(round);
 	round_unlink(round);
 	list_push_front(&job->memory.spare_rounds, &round->link);
 }
@@ -136,6 +138,8 @@ bool agent_round_forget(struct agent_round *round)
 		return false;
 	if (tensor->job->distributed && !tensor->key && !tensor->failure.status)
 		return false;
+	if (agent_round_is_untold(round))
+		return false;
 	agent_round_recycle(round);
 	return true;
 }
@@ -178,7 +182,7 @@ void agent_round_fail(struct agent_round *round, const struct failure *failure, 
 	    job->state == JOB_RUNNING)
 		return;
 	round->failure = *failure;
-	if (tell && job->distributed && tensor->key)
+	if (tell && job->distributed && tensor->key && !agent_round_is_untold(round))
 		agent_setup_fail_round(job, tensor->key, round->number, round->alone, failure);
 	if (round->state == ROUND_MOVING) {
 		/* Not finished under our feet. */
@@ -599,8 +603,8 @@ void agent_round_advance(struct agent_tensor *tensor)
 	struct agent_round *round;
 	unsigned n = 0;
 
-	/* In a job that is left to the next process no round begins, or ends. */
-	if (tensor->advancing || tensor->job->resumption.suspended)
+	/* In a job that is left to the next process no round begins, or ends. Nor does one before servers have heard of failed ones. */
+	if (tensor->advancing || tensor->telling || tensor->job->resumption.suspended)
 		return;
 	tensor->advancing = true;
 	while ((round = list_first(&tensor->rounds, struct agent_round, link))) {

@@ -171,6 +171,22 @@ static inline uint64_t agent_request_ordinal(const struct agent_request *request
 	return request->operation == OPERATION_PUSH_PULL_ROWS ? 0 : request->ordinal;
 }
 
+/* Servers are still to hear that it has failed, if it has: declare.c. */
+static inline bool agent_round_is_untold(const struct agent_round *round)
+{
+	return round->tensor->telling && round->number >= round->tensor->untold->number;
+}
+
+/* Of the first such one servers have heard, or need not hear. */
+static inline void agent_round_told(const struct agent_round *round)
+{
+	struct agent_tensor *tensor = round->tensor;
+
+	tensor->telling = round->link.next != &tensor->rounds;
+	tensor->untold =
+		tensor->telling ? container_of(round->link.next, struct agent_round, link) : NULL;
+}
+
 /* round.c */
 /* Words about a round: "tensor NAME, round N: ...". */
 void agent_round_describe(const struct agent_round *round, struct failure *failure, int status,

@@ -331,3 +331,116 @@ TEST(of_tiny_parts_no_more_are_summed_at_once_than_of_others)
 	for (uint32_t rank = 0; rank < WORLD_RANKS; rank++)
 		WORLD_UNTIL(world, asked[rank].done);
 }
+
+/*
+ * Two nodes; the first has given up many rounds of a tensor, but for one (0: none) and the last, before it had a number, by which servers
+ * hear of them.
+ */
+struct unknown {
+	struct world *world;
+	struct declared *declared;
+	struct agent_job *job;
+	struct asked mine[MANY + 2], theirs[MANY + 2];
+	float mine_data, theirs_data;
+};
+
+static struct unknown *unknown_new(uint64_t kept)
+{
+	struct unknown *unknown = calloc(1, sizeof(*unknown));
+
+	ASSERT_TRUE(unknown);
+	unknown->world =
+		world_new(&(struct world_options){ .n_nodes = 2, .n_local = 1, .resume = true });
+	world_form(unknown->world);
+	unknown->job = unknown->world->ranks[0].member.job;
+	unknown->declared = world_declare(unknown->world, "t", DTYPE_FLOAT32, 1);
+	for (uint64_t round = 1; round <= MANY + 1; round++) {
+		struct asked *asked = &unknown->mine[round];
+
+		*asked = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, &unknown->mine_data, 1,
+				  &unknown->mine_data, 1);
+		asked_submit(asked, &unknown->declared[0], round);
+		if (round == kept || round > MANY)
+			continue;
+		agent_cancel(&asked->base);
+		ASSERT_EQ(asked->failure.status, -ECANCELED);
+	}
+	chores_hold();
+	WORLD_UNTIL(unknown->world, unknown->declared[0].done);
+	ASSERT_INT(unknown->job->retention.n_failed, >, 0);
+	ASSERT_INT(unknown->job->retention.n_failed, <, MANY / 2);
+	return unknown;
+}
+
+static void unknown_freep(struct unknown **unknown)
+{
+	world_free((*unknown)->world);
+	free(*unknown);
+}
+
+/* No other moves before. */
+TEST(rounds_that_failed_before_their_tensor_had_a_number_are_told_in_steps)
+{
+	_cleanup_(unknown_freep) struct unknown *unknown = unknown_new(2);
+
+	for (uint64_t round = 1; round <= MANY + 1; round++) {
+		struct asked *asked = &unknown->theirs[round];
+
+		*asked = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, &unknown->theirs_data, 1,
+				  &unknown->theirs_data, 1);
+		asked_submit(asked, &unknown->declared[1], round);
+	}
+	ASSERT_TRUE(list_empty(&unknown->job->schedule.moving));
+	chores_go_on();
+	for (uint64_t round = 1; round <= MANY + 1; round++) {
+		WORLD_UNTIL(unknown->world,
+			    unknown->mine[round].done && unknown->theirs[round].done);
+		ASSERT_EQ(unknown->theirs[round].failure.status,
+			  round == 2 || round > MANY ? 0 : -ECANCELED);
+	}
+	ASSERT_EQ(unknown->mine[2].failure.status, 0);
+	ASSERT_EQ(unknown->mine[MANY + 1].failure.status, 0);
+	ASSERT_EQ(unknown->job->retention.n_failed, MANY - 1);
+	ASSERT_EQ(unknown->job->n_open_rounds, 0);
+}
+
+/* One that fails meanwhile is told behind them; some are found to have ended before a restart. */
+TEST(rounds_may_fail_and_go_while_others_are_told)
+{
+	enum { SETTLED = 100 };
+	_cleanup_(unknown_freep) struct unknown *unknown = unknown_new(0);
+	struct agent_job *job = unknown->job;
+	struct agent_round *round = list_first(&job->rounds, struct agent_round, job_link);
+	struct agent_tensor *tensor = round->tensor;
+	size_t before = job->retention.n_failed;
+
+	agent_cancel(&unknown->mine[MANY + 1].base);
+	ASSERT_EQ(unknown->mine[MANY + 1].failure.status, -ECANCELED);
+	ASSERT_EQ(job->retention.n_failed, before);
+	ASSERT_EQ(job->n_open_rounds, MANY + 1);
+	tensor->past_rounds = SETTLED;
+	while ((round = list_first(&tensor->rounds, struct agent_round, link)) &&
+	       agent_round_settle(round))
+		;
+	ASSERT_EQ(job->n_open_rounds, MANY + 1 - SETTLED);
+	chores_go_on();
+	WORLD_UNTIL(unknown->world, !job->n_open_rounds);
+	ASSERT_EQ(job->retention.n_failed, before + MANY + 1 - SETTLED);
+}
+
+/* All servers hear of the job's end. */
+TEST(nothing_is_told_of_rounds_of_a_job_that_has_failed)
+{
+	_cleanup_(unknown_freep) struct unknown *unknown = unknown_new(0);
+	struct agent_job *job = unknown->job;
+	size_t before = job->retention.n_failed;
+	struct failure failure;
+
+	(void)failure_set(&failure, -EIO, "it fails");
+	agent_job_hold(job);
+	agent_job_fail(job, &failure, NULL);
+	chores_go_on();
+	WORLD_UNTIL(unknown->world, !job->later.is_under_way);
+	ASSERT_EQ(job->retention.n_failed, before);
+	agent_job_release(job);
+}
