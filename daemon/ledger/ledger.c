@@ -501,6 +501,11 @@ enum process_state ledger_look(const struct ledger *ledger, uint32_t rank, uint3
 	return ledger->same_namespace ? process_look(*ret_pid, process->started) : PROCESS_UNKNOWN;
 }
 
+uint32_t ledger_pid(const struct ledger *ledger, uint32_t rank)
+{
+	return *(const volatile uint32_t *)&ledger_process(ledger, rank)->pid;
+}
+
 bool ledger_may_be(const struct ledger *ledger, uint32_t rank, const struct process_seen *process)
 {
 	const volatile struct ledger_process *entry = ledger_process(ledger, rank);

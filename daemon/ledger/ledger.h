@@ -76,6 +76,8 @@ uint32_t ledger_out(const struct ledger *ledger, uint32_t rank);
 /* Keeps who a rank is; says whether a rank that was so kept can still come back: PROCESS_UNKNOWN if that cannot be told. */
 void ledger_set_process(struct ledger *ledger, uint32_t rank, const struct process_seen *process);
 enum process_state ledger_look(const struct ledger *ledger, uint32_t rank, uint32_t *ret_pid);
+/* The number of the process that a rank is. */
+uint32_t ledger_pid(const struct ledger *ledger, uint32_t rank);
 /* Whether it was this process. One of which nothing can be seen, as of another container, is as good as any other such. */
 bool ledger_may_be(const struct ledger *ledger, uint32_t rank, const struct process_seen *process);
 

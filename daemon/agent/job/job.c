@@ -197,11 +197,13 @@ int agent_job_make(struct agent *agent, const struct agent_join *join, struct ag
 void agent_job_detach(struct agent_member *member)
 {
 	struct agent_job *job = member->job;
+	uint32_t at = member->local_rank;
 
 	job->agent->hooks->member_gone(member);
-	for (uint32_t i = 0; i < job->shape.local_size; i++)
-		if (job->members[i] == member)
-			job->members[i] = NULL;
+	if (job->members[at] != member)
+		at = member->index;
+	assert(job->members[at] == member);
+	job->members[at] = NULL;
 	job->n_members--;
 	if (member->leaving)
 		job->departed.n_leaving--;

@@ -12,7 +12,7 @@
 #define STEP 64 /* of absent.c */
 #define MANY 1000
 
-static unsigned n_looks, n_started;
+static unsigned n_looks, n_started, n_compared;
 
 enum process_state __real_process_look(uint32_t pid, uint64_t started);
 enum process_state __wrap_process_look(uint32_t pid, uint64_t started);
@@ -30,6 +30,18 @@ uint64_t __wrap_process_started(uint32_t pid)
 {
 	n_started++;
 	return __real_process_started(pid);
+}
+
+bool __real_ledger_may_be(const struct ledger *ledger, uint32_t rank,
+			  const struct process_seen *process);
+bool __wrap_ledger_may_be(const struct ledger *ledger, uint32_t rank,
+			  const struct process_seen *process);
+
+bool __wrap_ledger_may_be(const struct ledger *ledger, uint32_t rank,
+			  const struct process_seen *process)
+{
+	n_compared++;
+	return __real_ledger_may_be(ledger, rank, process);
 }
 
 static uint32_t ended_pid(void)
@@ -230,4 +242,79 @@ TEST(ranks_that_have_not_heard_of_the_next_run_are_not_looked_at_again)
 		ASSERT_EQ(agent_place(&world->ranks[i].member).membership, 2);
 	ASSERT_OK(close(before));
 	ASSERT_OK(close(next));
+}
+
+#define CROWD WORLD_RANKS
+#define KNOWN 50 /* of these, ranks of the next run: */
+
+static bool is_known(uint32_t rank)
+{
+	return rank % 8 < 5;
+}
+
+/* Ranks of a run: those that are known had process `a`, the others process `b`. */
+static int ledger_of(uint32_t membership, const struct process_seen *a,
+		     const struct process_seen *b)
+{
+	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
+	int fd;
+
+	ASSERT_OK(ledger_new(membership, CROWD, 1 << 16, 1, NULL, &ledger, &fd));
+	ledger_set_membership(ledger, membership);
+	for (uint32_t i = 0; i < CROWD; i++)
+		ledger_set_process(ledger, i, is_known(i) ? a : b);
+	return fd;
+}
+
+static void come(struct world *world, uint32_t rank, uint32_t membership, int fd)
+{
+	struct agent_join join = world_join_of(world, rank);
+	struct failure failure = { 0 };
+
+	join.pid = (uint32_t)getpid();
+	world->ranks[rank].number = membership;
+	world->ranks[rank].ledger = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	ASSERT_TRUE(world->ranks[rank].ledger >= 0);
+	if (world_resume(world, rank, &join, &failure))
+		test_fail(__FILE__, __LINE__, "rank %u: %s", rank, failure.text);
+}
+
+/* All are one process, and not all have a place in the next run, where some ranks had a process of the same number before. */
+static void crowd_comes(const struct process_seen *last)
+{
+	const struct process_seen self = process_see((uint32_t)getpid());
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 1, .n_local = CROWD, .no_servers = true, .min_ranks = 1 });
+	int before = ledger_of(1, &self, &self), next = ledger_of(2, &self, last);
+	uint32_t place = CROWD;
+
+	for (uint32_t rank = 0; rank < CROWD - 1; rank++)
+		come(world, rank, 1, before);
+	n_compared = 0;
+	come(world, CROWD - 1, 2, next);
+	ASSERT_INT(n_compared, <=, CROWD);
+	/* The first of them has the last place. */
+	for (uint32_t rank = 0; rank < KNOWN; rank++) {
+		while (!is_known(--place))
+			;
+		ASSERT_EQ(world->ranks[rank].member.rank, place);
+		ASSERT_TRUE(world->ranks[rank].member.job);
+	}
+	for (uint32_t rank = KNOWN; rank < CROWD - 1; rank++)
+		ASSERT_TRUE(world->ranks[rank].ended);
+	ASSERT_CONTAINS(world->ranks[KNOWN].failure.text, "have regrouped without this one");
+	ASSERT_OK(close(before));
+	ASSERT_OK(close(next));
+}
+
+TEST(each_place_is_looked_at_once_for_all_that_have_not_heard_of_the_next_run)
+{
+	struct process_seen other = process_see((uint32_t)getpid());
+
+	other.started++;
+	crowd_comes(&other);
+	other.pid++;
+	crowd_comes(&other);
+	other.pid -= 2;
+	crowd_comes(&other);
 }

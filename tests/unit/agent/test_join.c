@@ -196,6 +196,25 @@ TEST(ranks_go_while_an_elastic_job_that_never_formed_ends)
 	world_form(world);
 }
 
+/* A job that is formed has its members by their ranks, and not by what they said when they joined. */
+TEST(ranks_go_from_where_they_are_by_their_ranks)
+{
+	_cleanup_(world_freep) struct world *world = new_world(1, 3);
+
+	for (uint32_t i = 0; i < 3; i++) {
+		struct agent_join join = world_join_of(world, i);
+		struct failure failure = { 0 };
+
+		join.local_rank = 2 - i;
+		ASSERT_OK(world_join(world, i, &join, &failure));
+	}
+	WORLD_UNTIL(world, world->ranks[0].joined);
+	agent_abandon(&world->ranks[0].member, "died");
+	expect_ended(world, 1, -EPIPE, "rank 0 (pid 1000)");
+	expect_ended(world, 2, -EPIPE, "rank 0 (pid 1000)");
+	ASSERT_TRUE(!world->ranks[0].ended);
+}
+
 TEST(rank_that_gives_up_makes_room)
 {
 	_cleanup_(world_freep) struct world *world = new_world(1, 2);

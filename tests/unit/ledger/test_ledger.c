@@ -420,6 +420,7 @@ TEST(what_concerns_the_job_is_kept)
 	ASSERT_EQ(ledger_part_bytes(ledger), PART_BYTES);
 	ASSERT_EQ(ledger_look(ledger, 0, &pid), PROCESS_ALIVE);
 	ASSERT_EQ(pid, (uint32_t)getpid());
+	ASSERT_EQ(ledger_pid(ledger, 0), pid);
 	ASSERT_EQ(ledger_look(ledger, 1, &pid), PROCESS_UNKNOWN);
 	other.started++;
 	ASSERT_TRUE(ledger_may_be(ledger, 0, &self) && !ledger_may_be(ledger, 0, &other));
