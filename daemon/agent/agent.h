@@ -185,7 +185,7 @@ struct agent_join {
 	uint32_t min_ranks, max_ranks; /* of an elastic job; max 0: no bound */
 	uint32_t pid;		       /* of its trainer */
 	uint32_t uid;		       /* whose trainer it is */
-	/* Made by agent_join_take(). The digest: whose job it is, who has its secret or, without one, its user. */
+	/* These two are made by agent_join_take(). Whose job it is: who has its secret or, without one, its user. */
 	struct process_seen process;
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
 	struct account *account; /* who is charged for the job if it is new here, or NULL */

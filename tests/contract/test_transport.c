@@ -639,6 +639,33 @@ TEST_FOR_EACH_TCP(who_is_connected)
 	free(infos);
 }
 
+/* Of what was delivered before, in the same memory, nothing is left. */
+TEST_FOR_EACH_TRANSPORT(only_what_the_caller_says_stalls)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_new(variant);
+	struct delivery *delivery;
+	struct pair_call call;
+
+	for (unsigned i = 0; i < 3; i++) {
+		pair_call_init(&call, "please", 6, NULL, 0);
+		call.call.payload_stalls = true;
+		peer_call(transport_self(pair->server->transport), &call.call);
+		delivery = pair_take(pair);
+		ASSERT_TRUE(delivery->stalls);
+		pair_echo(pair, delivery);
+		PAIR_UNTIL(pair, call.n_done);
+		(void)block_unref(call.answer);
+
+		pair_call_init(&call, "please", 6, NULL, 0);
+		pair_call_begin(pair, &call);
+		delivery = pair_take(pair);
+		ASSERT_TRUE(!delivery->stalls);
+		pair_echo(pair, delivery);
+		PAIR_UNTIL(pair, call.n_done);
+		(void)block_unref(call.answer);
+	}
+}
+
 TEST_FOR_EACH_TRANSPORT(ourselves)
 {
 	_cleanup_(pair_freep) struct pair *pair = pair_new(variant);

@@ -23,6 +23,14 @@
 
 /* -- Lifetime ----------------------------------------------------------------------------------------------------- */
 
+/* The job counts no more among those of its user. */
+static void give_place(struct agent_job *job)
+{
+	if (job->memory.counted)
+		account_release(job->memory.account, ACCOUNT_JOBS, 1);
+	job->memory.counted = false;
+}
+
 /* One job in a step: it may have had much. */
 static bool on_reap(struct chore *chore)
 {
@@ -48,6 +56,8 @@ void agent_job_release(struct agent_job *job)
 
 	if (--job->holds)
 		return;
+	/* Another may have its place before its memory is gone. */
+	give_place(job);
 	agent->reap.step = on_reap;
 	loop_begin(agent->params.loop, &agent->reap);
 }
@@ -81,8 +91,7 @@ struct agent_job *agent_job_free(struct agent_job *job)
 	quota_release(&job->memory.held, job->memory.held_ranks);
 	quota_done(&job->memory.rows);
 	quota_done(&job->memory.held);
-	if (job->memory.counted)
-		account_release(job->memory.account, ACCOUNT_JOBS, 1);
+	give_place(job);
 	(void)account_put(job->memory.account);
 	free(job);
 	return NULL;
@@ -409,13 +418,14 @@ static const char *hint(const struct agent_job *job)
 	return "";
 }
 
+/* Those that are over and wait to be freed are none. */
 static size_t count_jobs(struct agent *agent)
 {
 	struct agent_job *job;
 	size_t n = 0;
 
 	list_for_each (job, &agent->jobs, link)
-		n++;
+		n += job->holds > 0;
 	return n;
 }
 

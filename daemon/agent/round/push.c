@@ -714,10 +714,13 @@ static void on_gathered(struct task *task)
 	push(part, payload);
 }
 
-/* Whether the part's server may keep the contribution for a later round: one in this process would copy it on this thread. */
+/* Whether a server in this process may keep the contribution for a later round: it would copy what stalls on this thread. */
 static bool may_be_kept(const struct agent_part *part)
 {
-	return job_of(part)->shape.stragglers.quorum &&
+	const struct agent_round *round = part->round;
+
+	return round->turn.stalls && round->job->shape.stragglers.quorum &&
+	       round->partition.operation == OPERATION_PUSH_PULL &&
 	       (!part->send_queue || peer_is_self(part->send_queue->peer));
 }
 

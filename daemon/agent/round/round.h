@@ -39,7 +39,7 @@ struct agent_rank {
 
 struct agent_round_turn {
 	struct list
-		link; /* schedule.scheduled, while parts of it are to be made, and may be, or to be sent; once it is cut, later.rounds or later.starved */
+		link; /* schedule.scheduled, while parts of it are to be made, and may be, or to be sent; else later.rounds or later.starved */
 	uint64_t sequence; /* among those that moved */
 	uint64_t unsent;   /* bytes of parts that have yet to leave for a server: scheduler.c's */
 	int32_t priority_class; /* once it moves through servers: that of its tensor, or its priority */
@@ -127,7 +127,7 @@ static inline bool agent_round_is_settled(const struct agent_round *round)
 	return round->number <= round->tensor->past_rounds;
 }
 
-/* No part of it is made before another has ended. While it is refilled, that counts as one. */
+/* No part of it is made before another has ended. While it goes on, that counts as one. */
 static inline bool agent_round_is_full(const struct agent_round *round)
 {
 	return round->n_parts - round->turn.goes_on - round->n_held >= ROUND_PARTS_MAX;
@@ -207,7 +207,7 @@ void agent_round_fail(struct agent_round *round, const struct failure *failure, 
 bool agent_round_is_failing(struct agent_round *round);
 /* Creates parts as far as they may exist. */
 void agent_round_refill(struct agent_round *round);
-/* For later.c: with the parts behind those that were empty. */
+/* For later.c: with the parts behind those that were empty, with those that are scattered, or with rows for which there is room. */
 void agent_round_go_on(struct agent_round *round);
 bool agent_round_can_begin_part(const struct agent_round *round);
 /* A part has gone; the round ends with its last. */

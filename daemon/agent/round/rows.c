@@ -304,6 +304,7 @@ static bool sort_again(struct agent_rows *rows)
 		for (size_t i = 0; i < rows->n_servers; i++)
 			server_reset(rows, &rows->servers[i], &left);
 		rows->servers = held_free(rows->servers);
+		spending_hurry(&job_of(rows)->memory.spent_rows, SPENT_HURRY);
 		r = place(rows);
 		if (r) {
 			(void)no_memory(job, -r, &words);
@@ -532,7 +533,11 @@ void agent_rows_start(struct agent_round *round)
 {
 	agent_schedule_cut(round);
 	round->n_parts++;
-	begin(round);
+	/* What waits already is before it. */
+	if (list_empty(&round->job->later.starved))
+		begin(round);
+	else
+		agent_later_starved(round);
 }
 
 void agent_rows_go_on(struct agent_round *round)
@@ -547,7 +552,7 @@ void agent_rows_go_on(struct agent_round *round)
 
 void agent_rows_give_up(struct agent_round *round)
 {
-	/* It is cut, and so nowhere else by this link. */
+	/* It is cut and has no parts, and so is nowhere else by this link. */
 	if (round->partition.operation != OPERATION_PUSH_PULL_ROWS || round->rows ||
 	    !list_linked(&round->turn.link))
 		return;
@@ -605,6 +610,8 @@ static int begin_result(struct agent_rows *rows, struct agent_rows_server *serve
 	uint64_t before = rows->charged;
 	int r;
 
+	/* It cannot wait for room. */
+	spending_hurry(&job_of(rows)->memory.spent_rows, SPENT_HURRY);
 	r = charge(rows, piece->list.n, sizeof(int64_t) + rows->row_len, failure);
 	if (!r)
 		r = charge(rows, piece->n_pieces, sizeof(struct block *) + sizeof(*server->result),

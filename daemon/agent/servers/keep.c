@@ -395,7 +395,8 @@ static bool on_feed(struct chore *chore)
 {
 	struct agent_job *job = container_of(chore, struct agent_job, retention.feed);
 
-	if (!job->resumption.suspended)
+	/* The sweep ends parts of a job that is over. */
+	if (!job->resumption.suspended && job->state != JOB_OVER)
 		agent_keep_feed(job);
 	agent_job_release(job);
 	/* Where there is more, the chore has begun anew. */

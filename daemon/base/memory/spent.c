@@ -4,8 +4,8 @@
  */
 #include "base/memory/spent.h"
 
-/* To give back more of a block takes longer. */
-#define UNIT 4096u
+/* To give back more of a block takes longer than to give back a small one. */
+#define UNIT ((size_t)256 << 10)
 
 struct spent {
 	struct list link; /* in spending->lists */
@@ -30,14 +30,27 @@ static bool list_free(struct spent_list *list, uint64_t *left)
 	return true;
 }
 
+/* What is left of the list has its share of what is charged. */
+static void release(struct spending *spending, struct spent *spent, uint64_t n_before)
+{
+	uint64_t rest = n_before ? spent->charged / n_before * spent->list.n : 0;
+
+	quota_release(spending->quota, spent->charged - rest);
+	spent->charged = rest;
+}
+
 static void go_on(struct spending *spending, uint64_t left)
 {
 	struct spent *spent;
 
-	while (left && (spent = list_first(&spending->lists, struct spent, link)) &&
-	       list_free(&spent->list, &left)) {
+	while (left && (spent = list_first(&spending->lists, struct spent, link))) {
+		uint64_t n_before = spent->list.n;
+		bool is_gone = list_free(&spent->list, &left);
+
+		release(spending, spent, n_before);
+		if (!is_gone)
+			return;
 		list_remove(&spent->link);
-		quota_release(spending->quota, spent->charged);
 		free(spent);
 		left -= left > 0;
 	}
@@ -50,8 +63,14 @@ static bool on_step(struct chore *chore)
 	go_on(spending, SPENT_STEP);
 	if (spending_is_under_way(spending))
 		return true;
+	spending->has_begun = false;
 	spending->over(spending);
 	return false;
+}
+
+void spending_hurry(struct spending *spending, unsigned n_steps)
+{
+	go_on(spending, (uint64_t)n_steps * SPENT_STEP);
 }
 
 void spending_init(struct spending *spending, struct loop *loop)
@@ -71,7 +90,6 @@ void spend(struct spending *spending, const struct spent_list *list, uint64_t ch
 	   uint64_t *left)
 {
 	struct spent_list rest = *list;
-	bool first = !spending_is_under_way(spending);
 	struct spent *spent;
 
 	if (!rest.blocks)
@@ -88,8 +106,9 @@ void spend(struct spending *spending, const struct spent_list *list, uint64_t ch
 	}
 	*spent = (struct spent){ .list = rest, .charged = charged };
 	list_push_back(&spending->lists, &spent->link);
-	if (!first)
+	if (spending->has_begun)
 		return;
+	spending->has_begun = true;
 	spending->begun(spending);
 	loop_begin(spending->loop, &spending->chore);
 }

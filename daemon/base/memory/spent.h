@@ -1,14 +1,16 @@
 /*
  * Lists of blocks that nobody needs any more. One may have millions of blocks, or gigabytes: of these little goes at once,
- * and the rest by and by, in steps of a chore. What is charged for a list is released when all of it is gone. Loop's thread.
+ * and the rest by and by, in steps of a chore. What is charged for a list is released as its blocks go. Loop's thread.
  */
 #pragma once
 
 #include "base/loop/loop.h"
 #include "base/memory/block.h"
 
-/* Blocks that go in a step, of 4 KiB at most: a larger one counts as so many of these as it holds. */
+/* Blocks that go in a step, of 256 KiB at most: a larger one counts as so many of these as it holds. A millisecond. */
 #define SPENT_STEP 256
+/* Where there is no room for what comes in their place, so many steps are made at once. */
+#define SPENT_HURRY 16
 
 struct spent_list {
 	struct block **blocks; /* NULL: none; each may be NULL */
@@ -21,6 +23,7 @@ struct spending {
 	struct list lists;
 	struct chore chore;
 	struct loop *loop;
+	bool has_begun;	     /* begun() was called, and over() was not yet */
 	struct quota *quota; /* is charged for the lists */
 	/* The first list comes that does not go at once; all have gone: then it may be freed. The owner stays in between. */
 	void (*begun)(struct spending *spending);
@@ -37,6 +40,8 @@ void spending_done(struct spending *spending);
  */
 void spend(struct spending *spending, const struct spent_list *list, uint64_t charged,
 	   uint64_t *left);
+/* Makes so many steps now. */
+void spending_hurry(struct spending *spending, unsigned n_steps);
 /* Whether some list has not gone yet. */
 static inline bool spending_is_under_way(const struct spending *spending)
 {

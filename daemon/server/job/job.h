@@ -249,7 +249,7 @@ void job_release(struct job *job);
 void job_hold(struct job *job);
 void job_let_go(struct job *job);
 /*
- * Gives the pool a task that has run, done, cost and away, unless that is so little that it is done at once, or may stall. Returns
+ * Gives the pool a task that has run, done, cost and away: one that may stall, or is not so little that it is done at once. Returns
  * whether it did; else the caller does it.
  */
 bool job_post(struct job *job, struct task *task);

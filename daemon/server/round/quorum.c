@@ -438,13 +438,41 @@ static void start_ready(struct job *job, const struct part *part)
 		sweep(job, SWEEP_TIME);
 }
 
+/*
+ * What comes while the sum is made is carried when that is done, of as many nodes as there are: what a trainer lends is copied now,
+ * into memory that is charged as what comes over a wire. Returns 0, QUOTA_E_FULL or -ENOMEM.
+ */
+static int take_lent(struct slot *slot, struct delivery *delivery)
+{
+	uint32_t len = delivery->header.len;
+	struct job *job = slot->job;
+	int r;
+
+	if (delivery->payload_block || !len)
+		return 0;
+	r = slot_charge(slot, len);
+	if (!r)
+		r = block_new(job->server->params.blocks, len, NULL, &delivery->payload_block);
+	if (r)
+		return r;
+	metric_copy(&job->server->copied, delivery->payload_block->data, delivery->payload, len);
+	delivery->payload = delivery->payload_block->data;
+	return 0;
+}
+
 void quorum_late(struct slot *slot, struct delivery *delivery)
 {
 	uint32_t node = delivery->header.node;
 	struct job *job = slot->job;
 	struct part *part = slot->part;
+	int r;
 
 	if (!slot->late) {
+		r = take_lent(slot, delivery);
+		if (r) {
+			quorum_failed(job, delivery, r);
+			return;
+		}
 		slot->from[node] = delivery;
 		slot->came_late[node] = true;
 		return;

@@ -411,6 +411,9 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		quorum_late(slot, delivery);
 		return;
 	}
+	/* As much goes as may come. */
+	if (by_rows)
+		spending_hurry(&job->store.spending, 1);
 	priority = h->priority;
 	r = slot_get(tensor, delivery, &slot);
 	if (!r && by_rows)

@@ -388,6 +388,7 @@ void rows_start(struct slot *slot)
 		bytes += list_len(rows, rows->nodes[i].n_pieces, rows->nodes[i].n);
 	metric_count(&job->server->bytes_summed, bytes);
 	slot->task.cost = bytes;
+	spending_hurry(&job->store.spending, SPENT_HURRY);
 	if (job_post(job, &slot->task))
 		return;
 	rows_run(&slot->task);

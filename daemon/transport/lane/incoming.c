@@ -36,6 +36,7 @@ static void incoming_init(struct incoming *incoming, bool is_kept)
 	incoming->delivery.payload = NULL;
 	incoming->delivery.payload_block = NULL;
 	incoming->delivery.link = (struct list){ 0 };
+	incoming->delivery.stalls = false;
 	incoming->message.target = (struct rdma_target){ 0 };
 	incoming->call = NULL;
 	incoming->window = NULL;

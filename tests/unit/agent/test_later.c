@@ -268,7 +268,7 @@ TEST(parts_of_a_round_that_is_decided_on_go_on_in_steps)
 TEST(jobs_that_are_over_are_freed_one_in_a_step)
 {
 	_cleanup_(crowd_freep) struct crowd *crowd = crowd_new(&(struct world_options){
-		.n_nodes = 1, .n_local = 3, .no_servers = true, .max_jobs = 4 });
+		.n_nodes = 1, .n_local = 3, .no_servers = true, .max_jobs = 1 });
 	struct world *world = crowd->world;
 	unsigned n = 0, before;
 

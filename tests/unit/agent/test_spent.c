@@ -70,9 +70,9 @@ static bool is_spending(const struct agent_job *job)
 	return spending_is_under_way(&job->memory.spent_rows);
 }
 
-static struct declared *declare(struct world *world)
+static struct declared *declare(struct world *world, const char *name)
 {
-	struct declared *declared = world_declare(world, "table", DTYPE_FLOAT32, TABLE * WIDTH);
+	struct declared *declared = world_declare(world, name, DTYPE_FLOAT32, TABLE * WIDTH);
 
 	for (unsigned i = 0; i < 2; i++)
 		WORLD_UNTIL(world, declared[i].done);
@@ -85,7 +85,7 @@ static struct declared *do_round(struct world *world)
 	struct declared *declared;
 
 	world_form(world);
-	declared = declare(world);
+	declared = declare(world, "table");
 	chores_hold();
 	submit(declared, 1, TABLE / 2);
 	expect_all(world, TABLE / 2);
@@ -172,7 +172,7 @@ TEST(pieces_for_servers_that_are_lost_go_in_steps)
 	struct agent_job *job;
 
 	world_form(world);
-	declared = declare(world);
+	declared = declare(world, "table");
 	job = job_at(world, 0);
 	submit_one(declared, 0, 1, TABLE / 2);
 	ASSERT_TRUE(!is_spending(job));
@@ -224,6 +224,52 @@ TEST(a_round_waits_for_the_room_of_the_one_before)
 	for (unsigned i = 0; i < 2; i++) {
 		WORLD_UNTIL(world, many.asked[i].done);
 		ASSERT_EQ(many.asked[i].failure.status, -EDQUOT);
+	}
+}
+
+/* Of a round that has begun. */
+TEST(a_result_has_the_room_of_the_one_before)
+{
+	_cleanup_(world_freep) struct world *world = two_nodes(false);
+	struct declared *declared = do_round(world);
+
+	submit(declared, 2, TABLE / 8);
+	for (unsigned i = 0; i < 2; i++) {
+		struct quota *quota = &job_at(world, i)->memory.rows;
+
+		ASSERT_TRUE(is_spending(job_at(world, i)));
+		quota->limit = quota_used(quota);
+	}
+	expect_all(world, TABLE / 8);
+	chores_go_on();
+}
+
+/* Though there is room for it. */
+TEST(a_round_does_not_go_past_one_that_waits_for_room)
+{
+	_cleanup_(world_freep) struct world *world = two_nodes(false);
+	struct declared *declared = do_round(world), *other = declare(world, "other");
+	static struct asked small[2];
+	static int64_t got[2][2];
+	static float sums[2][2 * WIDTH];
+
+	starve(world, declared);
+	for (unsigned i = 0; i < 2; i++) {
+		small[i] = asked_of(OPERATION_PUSH_PULL_ROWS, REDUCTION_SUM, many.values[i], WIDTH,
+				    sums[i], 2 * WIDTH);
+		small[i].base.width = WIDTH;
+		small[i].base.input_rows = many.numbers[i];
+		small[i].base.output_rows = got[i];
+		asked_submit(&small[i], &other[i], 1);
+		ASSERT_TRUE(job_at(world, i)->later.starved.next !=
+			    job_at(world, i)->later.starved.prev);
+	}
+	chores_go_on();
+	expect_all(world, TABLE / 8);
+	for (unsigned i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, small[i].done);
+		ASSERT_STR(small[i].failure.text, "");
+		ASSERT_TRUE(got[i][1] == 1 && sums[i][WIDTH + 1] == 2);
 	}
 }
 

@@ -127,7 +127,7 @@ TEST(what_a_server_adds_is_left_to_others)
 	      OPERATION_ACCUMULATE);
 }
 
-/* A server in this process may keep it for a later round, and would copy it. */
+/* A server in this process may keep it for a later round, and would copy it then. */
 TEST(what_may_come_late_is_copied_before)
 {
 	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
@@ -136,6 +136,8 @@ TEST(what_may_come_late_is_copied_before)
 
 	atomic_store(&n_copied, 0);
 	(void)sum(world, declared, 1, OPERATION_PUSH_PULL, false);
+	ASSERT_EQ(atomic_load(&n_copied), 0);
 	/* Of each node, what its own server sums. */
+	(void)sum(world, declared, 2, OPERATION_PUSH_PULL, true);
 	ASSERT_EQ(atomic_load(&n_copied), 2);
 }

@@ -59,7 +59,7 @@ static void spend_some(struct owner *owner, uint64_t n, size_t len, uint64_t *le
 /* As the loop has them. Returns how many, the last of which returned that there is no more. */
 static unsigned steps(struct owner *owner, uint64_t most)
 {
-	uint64_t before = block_cache_used(owner->blocks);
+	uint64_t before = block_cache_used(owner->blocks), charged = quota_used(&owner->quota);
 	unsigned n = 1;
 
 	loop_abort(&owner->spending.chore);
@@ -68,6 +68,8 @@ static unsigned steps(struct owner *owner, uint64_t most)
 		ASSERT_TRUE(spending_is_under_way(&owner->spending));
 		ASSERT_EQ(owner->n_over, 0);
 		ASSERT_INT(quota_used(&owner->quota), >, 0);
+		ASSERT_INT(quota_used(&owner->quota), <, charged);
+		charged = quota_used(&owner->quota);
 		before = block_cache_used(owner->blocks);
 	}
 	ASSERT_EQ(owner->n_over, 1);
@@ -129,10 +131,32 @@ TEST(few_of_many_bytes_go_in_steps)
 	struct owner owner;
 
 	owner_init(&owner);
-	spend_some(&owner, 32, 1 << 20, &(uint64_t){ SPENT_STEP });
+	spend_some(&owner, 240, 1 << 20, &(uint64_t){ SPENT_STEP });
 	ASSERT_EQ(owner.n_begun, 1);
-	ASSERT_INT(block_cache_used(owner.blocks), >=, 20 << 20);
-	ASSERT_INT(steps(&owner, 1 << 20), >=, 20);
+	ASSERT_INT(block_cache_used(owner.blocks), >=, 96 << 20);
+	ASSERT_INT(steps(&owner, 64 << 20), >=, 2);
+	owner_done(&owner);
+}
+
+/* Where room is needed: the owner hears at the step that there is no more, and may bring others before. */
+TEST(some_go_sooner)
+{
+	struct owner owner;
+	uint64_t used;
+
+	owner_init(&owner);
+	spend_some(&owner, 8 * SPENT_STEP, 100, &(uint64_t){ SPENT_STEP });
+	used = block_cache_used(owner.blocks);
+	spending_hurry(&owner.spending, 2);
+	ASSERT_INT(used - block_cache_used(owner.blocks), >, SPENT_STEP * 100);
+	ASSERT_INT(used - block_cache_used(owner.blocks), <=, 2 * SPENT_STEP * 100);
+	ASSERT_INT(quota_used(&owner.quota), <, CHARGED - CHARGED / 8);
+	spending_hurry(&owner.spending, 10);
+	ASSERT_EQ(quota_used(&owner.quota), 0);
+	ASSERT_EQ(owner.n_over, 0);
+	spend_some(&owner, 3 * SPENT_STEP, 100, &(uint64_t){ SPENT_STEP });
+	ASSERT_EQ(owner.n_begun, 1);
+	ASSERT_INT(steps(&owner, (uint64_t)SPENT_STEP * 100), >=, 2);
 	owner_done(&owner);
 }
 

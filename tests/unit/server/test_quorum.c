@@ -5,6 +5,7 @@
 #define FLOATS (LEN / sizeof(float))
 
 static unsigned n_blocks = UINT_MAX; /* that there is memory for */
+static unsigned n_made;
 
 int __real_block_new(struct block_cache *cache, size_t len, struct quota *quota,
 		     struct block **ret_block);
@@ -14,6 +15,7 @@ int __wrap_block_new(struct block_cache *cache, size_t len, struct quota *quota,
 int __wrap_block_new(struct block_cache *cache, size_t len, struct quota *quota,
 		     struct block **ret_block)
 {
+	n_made++;
 	return n_blocks-- ? __real_block_new(cache, len, quota, ret_block) : -ENOMEM;
 }
 
@@ -74,6 +76,31 @@ TEST(what_came_too_late_outlives_a_round_without_memory)
 	far_expect(far, a, -ENOMEM, "a result");
 	expect_result(far, push(far, &layout, 3, 0, 16), 1 * 0 + 2 + 4 + 16);
 	expect_result(far, push(far, &layout, 4, 0, 32), 32);
+}
+
+/* Of as many nodes as there are. */
+TEST(what_is_lent_while_a_sum_is_made_is_copied_as_it_comes)
+{
+	_cleanup_(far_freep) struct far *far =
+		far_new(&(struct far_options){ .n_threads = 1, .inline_bytes = 1 });
+	struct layout layout = quorum_layout(3);
+	struct asked *a[3];
+
+	far_form(far, &layout);
+	far->misalign = 4 * sizeof(float);
+	a[0] = push(far, &layout, 1, 0, 1);
+	for (uint32_t node = 1; node < 3; node++) {
+		unsigned before = n_made;
+
+		/* The loop has no turn in which the sum may be over. */
+		a[node] = push(far, &layout, 1, node, (float)(1 << node));
+		ASSERT_EQ(n_made, before + 1);
+	}
+	n_made = 0;
+	for (uint32_t node = 0; node < 3; node++)
+		expect_result(far, a[node], 1);
+	ASSERT_EQ(n_made, 0);
+	expect_result(far, push(far, &layout, 2, 0, 8), 2 + 4 + 8);
 }
 
 /* Its parts fail in later turns: that which was to go on is not tried again meanwhile. */
