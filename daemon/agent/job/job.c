@@ -212,7 +212,8 @@ void agent_job_detach(struct agent_member *member)
 	if (job->members[at] != member)
 		at = member->index;
 	assert(job->members[at] == member);
-	job->members[at] = NULL;
+	if (job->members[at] == member)
+		job->members[at] = NULL;
 	job->n_members--;
 	if (member->leaving)
 		job->departed.n_leaving--;
@@ -308,7 +309,7 @@ int agent_job_order_members(struct agent_job *job)
 		if (!job->members[i])
 			continue;
 		index = layout->local_of_rank[job->members[i]->rank];
-		if (index == RANK_AWAY)
+		if (index == RANK_AWAY || ordered[index])
 			return error_origin(-EPROTO);
 		ordered[index] = job->members[i];
 	}

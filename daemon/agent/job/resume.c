@@ -299,7 +299,8 @@ static int compare(const struct agent_job *job, const struct agent_join *join, i
 		return failure_set(failure, -EPROTO,
 				   "job %s: rank %u brings another ledger than the rank before it",
 				   join->job, join->rank);
-	if (job->state != JOB_FORMING)
+	/* From when they are, its members are in the order of their ranks. */
+	if (job->state != JOB_FORMING || job->layout.size)
 		return failure_set(failure, -EEXIST, "job %s: all its ranks are back already",
 				   join->job);
 	return check_departed(job->resumption.ledger, join, failure);

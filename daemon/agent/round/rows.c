@@ -139,7 +139,7 @@ static void server_reset(struct agent_rows *rows, struct agent_rows_server *serv
 
 struct agent_rows *agent_rows_free(struct agent_rows *rows)
 {
-	uint64_t left = SPENT_STEP;
+	uint64_t left = SPENT_NOW;
 
 	if (!rows)
 		return NULL;
@@ -295,7 +295,7 @@ static bool sort_again(struct agent_rows *rows)
 	const struct agent_job *job = job_of(rows);
 	struct agent_round *round = rows->round;
 	struct failure failure, words;
-	uint64_t left = SPENT_STEP;
+	uint64_t left = SPENT_NOW;
 	int r;
 
 	rows->repeats = true;
@@ -304,7 +304,8 @@ static bool sort_again(struct agent_rows *rows)
 		for (size_t i = 0; i < rows->n_servers; i++)
 			server_reset(rows, &rows->servers[i], &left);
 		rows->servers = held_free(rows->servers);
-		spending_hurry(&job_of(rows)->memory.spent_rows, SPENT_HURRY);
+		spending_make_room(&job_of(rows)->memory.spent_rows,
+				   MAX(job->fleet.n_servers, (size_t)1) * sizeof(rows->servers[0]));
 		r = place(rows);
 		if (r) {
 			(void)no_memory(job, -r, &words);
@@ -607,15 +608,17 @@ void agent_rows_begin(struct agent_part *part)
 static int begin_result(struct agent_rows *rows, struct agent_rows_server *server,
 			const struct data_piece *piece, struct failure *failure)
 {
-	uint64_t before = rows->charged;
+	const uint64_t beside = sizeof(struct block *) + sizeof(*server->result);
+	uint64_t before = rows->charged, bytes;
 	int r;
 
 	/* It cannot wait for room. */
-	spending_hurry(&job_of(rows)->memory.spent_rows, SPENT_HURRY);
+	if (!MUL_OVERFLOW(piece->list.n, sizeof(int64_t) + rows->row_len, &bytes))
+		spending_make_room(&job_of(rows)->memory.spent_rows,
+				   bytes + piece->n_pieces * beside);
 	r = charge(rows, piece->list.n, sizeof(int64_t) + rows->row_len, failure);
 	if (!r)
-		r = charge(rows, piece->n_pieces, sizeof(struct block *) + sizeof(*server->result),
-			   failure);
+		r = charge(rows, piece->n_pieces, beside, failure);
 	server->charged = rows->charged - before;
 	if (r)
 		return r;

@@ -5,7 +5,7 @@
 #include "base/memory/spent.h"
 
 /* To give back more of a block takes longer than to give back a small one. */
-#define UNIT ((size_t)256 << 10)
+#define UNIT ((size_t)64 << 10)
 
 struct spent {
 	struct list link; /* in spending->lists */
@@ -18,7 +18,7 @@ static bool list_free(struct spent_list *list, uint64_t *left)
 {
 	while (list->n && *left) {
 		struct block *block = list->blocks[--list->n];
-		uint64_t n = block ? MAX(block->len / UNIT, (size_t)1) : 1;
+		uint64_t n = block ? MAX((block->len + UNIT - 1) / UNIT, (size_t)1) : 1;
 
 		*left -= MIN(*left, n);
 		(void)block_unref(block);
@@ -68,9 +68,20 @@ static bool on_step(struct chore *chore)
 	return false;
 }
 
-void spending_hurry(struct spending *spending, unsigned n_steps)
+static bool has_room(struct quota *quota, uint64_t bytes)
 {
-	go_on(spending, (uint64_t)n_steps * SPENT_STEP);
+	if (quota_charge(quota, bytes))
+		return false;
+	quota_release(quota, bytes);
+	return true;
+}
+
+void spending_make_room(struct spending *spending, uint64_t bytes)
+{
+	for (unsigned i = 0; i < SPENT_HURRY && spending_is_under_way(spending) &&
+			     !has_room(spending->quota, bytes);
+	     i++)
+		go_on(spending, SPENT_STEP);
 }
 
 void spending_init(struct spending *spending, struct loop *loop)

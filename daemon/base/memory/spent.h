@@ -7,8 +7,10 @@
 #include "base/loop/loop.h"
 #include "base/memory/block.h"
 
-/* Blocks that go in a step, of 256 KiB at most: a larger one counts as so many of these as it holds. A millisecond. */
+/* Blocks that go in a step, of 64 KiB at most: a larger one counts as so many of these as it holds. */
 #define SPENT_STEP 256
+/* That go at once. */
+#define SPENT_NOW 64
 /* Where there is no room for what comes in their place, so many steps are made at once. */
 #define SPENT_HURRY 16
 
@@ -36,12 +38,12 @@ void spending_init(struct spending *spending, struct loop *loop);
 void spending_done(struct spending *spending);
 /*
  * Takes a list, and what is charged for it. Of lists that come together so many blocks go at once as *left says, which is
- * SPENT_STEP before the first of them.
+ * SPENT_NOW before the first of them.
  */
 void spend(struct spending *spending, const struct spent_list *list, uint64_t charged,
 	   uint64_t *left);
-/* Makes so many steps now. */
-void spending_hurry(struct spending *spending, unsigned n_steps);
+/* Makes steps now, SPENT_HURRY at most, until so much may be charged. */
+void spending_make_room(struct spending *spending, uint64_t bytes);
 /* Whether some list has not gone yet. */
 static inline bool spending_is_under_way(const struct spending *spending)
 {

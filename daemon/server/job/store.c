@@ -192,14 +192,15 @@ void tensor_failed_add(struct tensor *tensor, uint64_t number, const struct fail
 
 	if (tensor_failed(tensor, number))
 		return;
-	failed = list_last(&tensor->failed, struct failed_round, link);
 	/* An agent may give up thousands in one go, which the other nodes come to one by one. */
-	if (tensor->n_failed == TENSOR_FAILED && number == failed->last + 1) {
-		failed->last = number;
-		return;
-	}
-	if (tensor->n_failed == TENSOR_FAILED)
+	if (tensor->n_failed == TENSOR_FAILED) {
+		list_for_each (failed, &tensor->failed, link)
+			if (number == failed->last + 1) {
+				failed->last = number;
+				return;
+			}
 		failed_pop(tensor);
+	}
 	failed = held_new(job_memory(tensor->job), sizeof(*failed) + len);
 	if (!failed)
 		return; /* late contributions then wait for their deadline */

@@ -24,6 +24,8 @@
 #define ACK_STEP 4096
 /* each counted once more for so many nodes: it may end with that, and all nodes' numbers for it. */
 #define ACK_NODES 64
+/* The same of what is lent. */
+#define LENT_BYTES 1024u
 
 /* -- Numbers ----------------------------------------------------------------------------------- */
 
@@ -282,7 +284,7 @@ static bool go_on(struct slot *slot)
 	struct job *job = slot->job;
 	struct delivery *delivery;
 
-	for (unsigned n = 0; offered_is_complete(job); n += 1 + job->n_nodes / ACK_NODES) {
+	for (uint64_t n = 0; offered_is_complete(job); n += 1 + job->n_nodes / ACK_NODES) {
 		delivery = list_first(&slot->again, struct delivery, link);
 		if (!delivery)
 			break;
@@ -291,6 +293,9 @@ static bool go_on(struct slot *slot)
 			break;
 		}
 		list_remove(&delivery->link);
+		/* It may have come too late, and is copied then. */
+		if (!delivery->payload_block)
+			n += delivery->header.len / LENT_BYTES;
 		keep_again(slot, delivery);
 		if (job->state != JOB_RUNNING)
 			return false;

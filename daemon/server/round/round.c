@@ -17,6 +17,9 @@
 #include "server/round/rows.h"
 #include <stdio.h>
 
+/* What is kept beside a piece of rows takes no more. */
+#define ROWS_BESIDE (UINT64_C(4) << 20)
+
 struct round_text {
 	char text[160];
 };
@@ -411,9 +414,8 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		quorum_late(slot, delivery);
 		return;
 	}
-	/* As much goes as may come. */
 	if (by_rows)
-		spending_hurry(&job->store.spending, 1);
+		spending_make_room(&job->store.spending, h->len + ROWS_BESIDE);
 	priority = h->priority;
 	r = slot_get(tensor, delivery, &slot);
 	if (!r && by_rows)

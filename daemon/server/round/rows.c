@@ -266,7 +266,7 @@ static void release_inputs(struct slot *slot)
 {
 	struct rows *rows = slot->rows;
 	struct job *job = slot->job;
-	uint64_t left = SPENT_STEP;
+	uint64_t left = SPENT_NOW;
 
 	free(TAKE_PTR(rows->lists));
 	free(TAKE_PTR(rows->cursors));
@@ -388,7 +388,8 @@ void rows_start(struct slot *slot)
 		bytes += list_len(rows, rows->nodes[i].n_pieces, rows->nodes[i].n);
 	metric_count(&job->server->bytes_summed, bytes);
 	slot->task.cost = bytes;
-	spending_hurry(&job->store.spending, SPENT_HURRY);
+	/* The result is no longer than what it is made of. */
+	spending_make_room(&job->store.spending, bytes);
 	if (job_post(job, &slot->task))
 		return;
 	rows_run(&slot->task);
@@ -530,7 +531,7 @@ static void forget_node(struct slot *slot, uint32_t node)
 
 	slot->n_here -= from->n_pieces && from->n_here == from->n_pieces;
 	slot->charged -= from->charged;
-	spend_node(slot->job, from, &(uint64_t){ SPENT_STEP });
+	spend_node(slot->job, from, &(uint64_t){ SPENT_NOW });
 	list_remove(&from->link);
 	*from = (struct rows_node){ 0 };
 	if (waiting)
@@ -589,7 +590,7 @@ struct rows *rows_free(struct slot *slot)
 	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
 		list_remove(&rows->nodes[i].link);
 	results = (struct spent_list){ .blocks = rows->results, .n = rows->n_results };
-	spend(&slot->job->store.spending, &results, rows->charged, &(uint64_t){ SPENT_STEP });
+	spend(&slot->job->store.spending, &results, rows->charged, &(uint64_t){ SPENT_NOW });
 	free(rows);
 	return NULL;
 }

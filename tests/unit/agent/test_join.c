@@ -215,6 +215,48 @@ TEST(ranks_go_from_where_they_are_by_their_ranks)
 	ASSERT_TRUE(!world->ranks[0].ended);
 }
 
+/*
+ * A rank that has left is missing when the others come back: from when these are enough, they have their places by their ranks,
+ * and what another says of its own place counts no more.
+ */
+TEST(no_rank_comes_back_to_a_place_that_is_taken)
+{
+	_cleanup_(world_freep) struct world *world =
+		world_new(&(struct world_options){ .n_nodes = 2, .n_local = 3, .resume = true });
+	const struct agent_job *job;
+	struct agent_member stranger;
+	struct agent_join join;
+	struct failure failure = { 0 };
+	uint64_t run;
+
+	for (uint32_t i = 0; i < world->size; i++) {
+		join = world_join_of(world, i);
+		join.local_rank = (join.local_rank + 1) % 3;
+		ASSERT_OK(world_join(world, i, &join, &failure));
+	}
+	for (uint32_t i = 0; i < world->size; i++)
+		WORLD_UNTIL(world, world->ranks[i].joined);
+	agent_leave(&world->ranks[4].member);
+	WORLD_UNTIL(world, world->ranks[4].left);
+	run = world->ranks[0].number;
+	world_restart(world, 0);
+	for (uint32_t i = 0; i < 4; i += 2) {
+		join = world_join_of(world, i);
+		join.local_rank = (join.local_rank + 1) % 3;
+		ASSERT_OK(world_resume(world, i, &join, &failure));
+	}
+	job = world->ranks[0].member.job;
+	ASSERT_TRUE(job->state == JOB_FORMING && job->layout.size);
+	stranger = world->ranks[0].member;
+	join = world_join_of(world, 5);
+	join.node = join.local_rank = 0;
+	ASSERT_EQ(agent_resume(world->nodes[0].agent, &stranger, &join, run, world->ranks[0].ledger,
+			       &failure),
+		  -EEXIST);
+	for (uint32_t i = 0; i < 4; i += 2)
+		WORLD_UNTIL(world, world->ranks[i].joined);
+}
+
 TEST(rank_that_gives_up_makes_room)
 {
 	_cleanup_(world_freep) struct world *world = new_world(1, 2);
