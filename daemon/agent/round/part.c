@@ -159,6 +159,7 @@ void agent_part_end(struct agent_part *part)
 		metric_count(&job->agent->parts_done, 1);
 	}
 	metric_count(&job->agent->copied, part->n_copied);
+	agent_part_sate(part);
 	part->block = block_unref(part->block);
 	agent_device_give(part);
 	was_unsent = part->unsent;
@@ -299,7 +300,7 @@ void agent_part_drop_queued(struct agent_round *round)
 			round->n_held--;
 			ledger_result_free(job->resumption.ledger, part->retained);
 			part->retained = LEDGER_NO_RESULT;
-		} else if ((part->state == PART_QUEUED || part->state == PART_CALL) &&
+		} else if ((part->state == PART_QUEUED || part->state == PART_STARVED) &&
 			   list_linked(&part->wait)) { /* for its server, or for memory */
 			list_remove(&part->wait);
 		} else if (part->state == PART_QUEUED) {

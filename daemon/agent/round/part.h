@@ -16,7 +16,8 @@ enum agent_part_state {
 	PART_QUEUED,
 	PART_GATHER,
 	PART_CALL,
-	PART_HELD, /* of a round that is gated: its result is retained, and in no output; */
+	PART_STARVED, /* its result waits for memory of the ledger, and is charged meanwhile */
+	PART_HELD,    /* of a round that is gated: its result is retained, and in no output; */
 	PART_SCATTER,
 	PART_SCATTERED, /* and in all, and others are not */
 };
@@ -122,6 +123,19 @@ static inline bool agent_part_is_direct(const struct agent_part *part)
  * empty. Returns 0, -ENOMEM, or -EPROTO (the ledger says what cannot be).
  */
 int agent_part_start(struct agent_round *round, const struct extent *extent, uint64_t number);
+/* A block of a server in this process is charged there. */
+static inline uint64_t agent_part_starved_len(const struct agent_part *part)
+{
+	return part->block && !part->block->quota ? part->block->len : 0;
+}
+/* The result waits no more for memory. Harmless when it did not. */
+static inline void agent_part_sate(struct agent_part *part)
+{
+	if (likely(part->state != PART_STARVED))
+		return;
+	quota_release(&part->job->memory.held, agent_part_starved_len(part));
+	part->state = PART_CALL;
+}
 /* Drops a round's parts that wait in a send queue. */
 void agent_part_drop_queued(struct agent_round *round);
 /* It is done with, well or not; its round goes on, or ends with it. */

@@ -313,6 +313,7 @@ bool agent_part_feed(struct agent_part *part)
 	if (!part->round->failure.status &&
 	    (part->round->gate.on || stragglers_any(&job->shape.stragglers)) &&
 	    part->attachment != agent_part_server(part)->attachment) {
+		agent_part_sate(part);
 		push_again(part);
 		return true;
 	}
@@ -333,15 +334,38 @@ bool agent_part_feed(struct agent_part *part)
 	} else if (part->retained == LEDGER_NO_RESULT) {
 		return false;
 	} else {
+		agent_part_sate(part);
 		keep(part);
 	}
 	return true;
+}
+
+static void starve(struct agent_part *part)
+{
+	struct agent_job *job = job_of(part);
+	struct failure failure;
+
+	if (quota_charge(&job->memory.held, agent_part_starved_len(part))) {
+		(void)agent_job_no_memory(job, EDQUOT, &failure);
+		agent_part_fail(part, failure.status, failure.text);
+		return;
+	}
+	part->state = PART_STARVED;
+	list_push_back(&job->retention.starved, &part->wait);
+}
+
+/* Servers release results in the order of their numbers: what came before has its memory before. */
+static bool is_behind_others(const struct agent_part *part)
+{
+	return part->retained == LEDGER_NO_RESULT && !part->round->failure.status &&
+	       !list_empty(&job_of(part)->retention.starved);
 }
 
 static void on_kept_answer(struct agent_part *part)
 {
 	struct agent_server *server = agent_part_server(part);
 	const struct call *call = &part->call;
+	struct agent_job *job = job_of(part);
 
 	part->number = call->answer.number;
 	if (!part->number || (call->answer.len && part->retained == LEDGER_NO_RESULT &&
@@ -359,8 +383,11 @@ static void on_kept_answer(struct agent_part *part)
 		agent_part_end(part);
 	else if (part->is_straight)
 		agent_part_scatter(part);
-	else if (!agent_part_feed(part))
-		list_push_back(&job_of(part)->retention.starved, &part->wait);
+	else if (is_behind_others(part) || !agent_part_feed(part))
+		starve(part);
+	/* There may be memory for those before it. */
+	if (!list_empty(&job->retention.starved))
+		agent_keep_feed(job);
 }
 
 /* Goes on with the result that is retained. */

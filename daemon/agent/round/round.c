@@ -12,8 +12,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* Empty parts that a turn of the loop goes past, and rounds of a tensor that a turn begins. */
-#define EMPTY_MAX   4096
+/* Parts of a round that a turn of the loop makes and that are over at once, as empty ones, and rounds of a tensor that a turn begins. */
+#define OVER_MAX    4096
 #define ADVANCE_MAX 16
 #define SCATTER_MAX 64
 
@@ -41,8 +41,10 @@ void agent_round_drop(struct agent_round *round)
 {
 	struct agent_part *part;
 
-	list_for_each (part, &round->parts, link)
+	list_for_each (part, &round->parts, link) {
+		agent_part_sate(part);
 		part->block = block_unref(part->block);
+	}
 	round->rows = agent_rows_free(round->rows);
 	round->counts = held_free(round->counts);
 }
@@ -223,12 +225,21 @@ bool agent_round_can_begin_part(const struct agent_round *round)
 	return !agent_round_is_full(round) && agent_schedule_has_window(round);
 }
 
+/* A part of a local round took no time: of many the rest are made in a later turn. Returns whether that is so. */
+static bool is_enough(struct agent_round *round, unsigned *n_over)
+{
+	if (job_of(round)->distributed || ++*n_over < OVER_MAX)
+		return false;
+	agent_later_round(round);
+	return true;
+}
+
 void agent_round_refill(struct agent_round *round)
 {
 	bool distributed = job_of(round)->distributed;
+	unsigned n_over = 0, n_parts;
 	struct failure failure;
 	struct extent extent;
-	unsigned n_empty = 0;
 	uint64_t number;
 	int r;
 
@@ -243,23 +254,22 @@ void agent_round_refill(struct agent_round *round)
 			agent_schedule_cut(round);
 			continue;
 		}
-		if (!extent.len && !distributed) {
-			if (++n_empty < EMPTY_MAX)
-				continue;
-			agent_later_round(round);
+		n_parts = round->n_parts;
+		r = 0;
+		if (extent.len || distributed) {
+			number = round->n_cut++;
+			if (round->ledger.ledger && ledger_round_has(&round->ledger, number))
+				round->gate.uninformed = true;
+			else
+				r = agent_part_start(round, &extent, number);
+		}
+		if (r) {
+			agent_round_describe(round, &failure, r, "%s",
+					     r == -EPROTO ? "its ledger is damaged" : strerror(-r));
+			agent_round_fail(round, &failure, true);
+		} else if (round->n_parts == n_parts && is_enough(round, &n_over)) {
 			return;
 		}
-		number = round->n_cut++;
-		if (round->ledger.ledger && ledger_round_has(&round->ledger, number)) {
-			round->gate.uninformed = true;
-			continue;
-		}
-		r = agent_part_start(round, &extent, number);
-		if (!r)
-			continue;
-		agent_round_describe(round, &failure, r, "%s",
-				     r == -EPROTO ? "its ledger is damaged" : strerror(-r));
-		agent_round_fail(round, &failure, true);
 	}
 	round->turn.goes_on = false;
 	agent_round_part_done(round);

@@ -315,8 +315,8 @@ static int take_joined(struct agent_job *job, const Bps__Cluster__JobJoined *m)
 	int r;
 
 	if (!m->job || m->n_node_of_rank != job->shape.size || !m->n_stripes ||
-	    m->part_bytes < PART_BYTES_MIN || m->part_bytes > PART_BYTES_MAX ||
-	    !m->request_timeout_ms)
+	    m->n_stripes > PLACEMENT_STRIPES || m->part_bytes < PART_BYTES_MIN ||
+	    m->part_bytes > PART_BYTES_MAX || !m->request_timeout_ms)
 		return error_origin(-EPROTO);
 	for (size_t i = 0; i < m->n_stripes; i++)
 		if (m->stripes[i] >= n_servers)

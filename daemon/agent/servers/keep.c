@@ -16,8 +16,9 @@
 #define LOSSES_MAX 100u
 /* Between two attempts to attach; the transport has its own for each. */
 #define RETRY_NS (50 * NSEC_PER_MSEC)
-/* Parts that have memory at last are gone on with so many at a time: each may be copied there. */
-#define FEED_MAX 16
+/* Parts that have memory at last are gone on with so many at a time: each may be copied there, and counts once more for so many bytes. */
+#define FEED_MAX   16
+#define FEED_BYTES (256u << 10)
 
 /* -- Servers that come and go ------------------------------------------------------------------------------------- */
 
@@ -422,10 +423,11 @@ void agent_keep_feed(struct agent_job *job)
 		return;
 	job->retention.feeding = true;
 	while ((part = list_first(&job->retention.starved, struct agent_part, wait))) {
-		if (n++ == FEED_MAX) {
+		if (n >= FEED_MAX) {
 			feed_later(job);
 			break;
 		}
+		n += 1 + part->extent.len / FEED_BYTES;
 		list_remove(&part->wait);
 		if (job->agent->hooks->part.fed(part))
 			continue;
@@ -678,6 +680,7 @@ void agent_keep_stored(struct agent_server *server, uint32_t number, uint32_t re
 void agent_keep_released(struct agent_server *server, uint32_t number)
 {
 	struct agent_job *job = server->job;
+	bool feeding = job->retention.feeding;
 
 	/* One that was overtaken. */
 	if ((int32_t)(number - server->released) <= 0)
@@ -686,6 +689,8 @@ void agent_keep_released(struct agent_server *server, uint32_t number)
 	if (number - server->released > server->acked - server->released)
 		number = server->acked;
 	agent_job_hold(job);
+	/* Parts that wait have their memory when all is free. */
+	job->retention.feeding = true;
 	while (server->released != number) {
 		uint32_t *place = &server->retained[++server->released % WINDOW], retained = *place;
 		uint32_t later = server->retained[(server->released + RELEASE_AHEAD) % WINDOW];
@@ -697,5 +702,7 @@ void agent_keep_released(struct agent_server *server, uint32_t number)
 		if (retained)
 			result_released(job, retained - 1);
 	}
+	job->retention.feeding = feeding;
+	agent_keep_feed(job);
 	agent_job_release(job);
 }

@@ -365,6 +365,31 @@ TEST(a_part_that_finds_no_memory_stays_the_first)
 	give_results(job);
 }
 
+/* Memory has become free, and is not given yet to those that wait. */
+TEST(a_part_has_its_memory_behind_those_that_came_before)
+{
+	_cleanup_(world_freep) struct world *world = world_of_one();
+	static float input[100], output[100];
+	struct agent_job *job;
+	struct asked asked[3];
+
+	starve(world, asked, (uint64_t[]){ PARTS * 1024, PARTS * 1024 }, 2);
+	job = job_of(world);
+	job->retention.feeding = true;
+	while (n_taken)
+		ledger_result_free(job->resumption.ledger, taken[--n_taken]);
+	asked[2] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, input, 100, output, 100);
+	asked_submit(&asked[2], world_declare(world, "t2", DTYPE_FLOAT32, 100), 1);
+	WORLD_UNTIL(world, asked[2].done || n_starved(job) == 2 * PARTS + 1);
+	ASSERT_TRUE(!asked[2].done);
+	job->retention.feeding = false;
+	agent_keep_feed(job);
+	for (unsigned i = 0; i < 3; i++) {
+		WORLD_UNTIL(world, asked[i].done);
+		ASSERT_STR(asked[i].failure.text, "");
+	}
+}
+
 /* Each is copied to where it is kept. */
 TEST(parts_that_wait_for_memory_have_it_some_in_a_turn)
 {
@@ -456,6 +481,28 @@ static struct world *world_of_two(void)
 						  .part_bytes = 4096,
 						  .min_ranks = 1,
 						  .max_ranks = 2 });
+}
+
+/* What comes from another node: what a server in this process has made is charged already. */
+TEST(results_that_wait_for_memory_are_charged)
+{
+	_cleanup_(world_freep) struct world *world = world_of_two();
+	const struct agent_part *part;
+	struct asked asked[2][2];
+	struct agent_job *job = form_held(world, asked);
+	uint64_t len = 0;
+
+	list_for_each (part, &job->retention.starved, wait) {
+		ASSERT_EQ(part->state, PART_STARVED);
+		ASSERT_EQ(!part->block->quota, !peer_is_self(part->send_queue->peer));
+		len += part->block->quota ? 0 : part->block->len;
+	}
+	ASSERT_INT(len, >, 0);
+	ASSERT_INT(quota_used(&job->memory.held), >=, len);
+	/* world_free() sees whether all of it is given back. */
+	give_results(job);
+	for (unsigned i = 0; i < 2; i++)
+		WORLD_UNTIL(world, asked[i][0].done);
 }
 
 TEST(memory_of_a_round_that_fails_is_for_others)

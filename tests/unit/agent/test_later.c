@@ -302,6 +302,31 @@ TEST(jobs_that_are_over_are_freed_one_in_a_step)
 	chores_go_on();
 }
 
+/* Where it comes from is where it is to go: nothing is to be done for any of its parts. */
+TEST(parts_that_are_over_at_once_are_made_some_in_a_turn)
+{
+	_cleanup_(world_freep) struct world *world =
+		world_new(&(struct world_options){ .n_nodes = 1,
+						   .n_local = 1,
+						   .no_servers = true,
+						   .n_threads = 1,
+						   .part_bytes = 4096 });
+	static float data[10000 * 1024];
+	struct declared *declared;
+	struct asked asked;
+
+	world_form(world);
+	declared = world_declare(world, "t", DTYPE_FLOAT32, ARRAY_SIZE(data));
+	asked = asked_of(OPERATION_BROADCAST, 0, data, ARRAY_SIZE(data), NULL, 0);
+	chores_hold();
+	asked_submit(&asked, &declared[0], 1);
+	ASSERT_TRUE(!asked.done);
+	ASSERT_EQ(chores_n_held(), 1);
+	chores_go_on();
+	WORLD_UNTIL(world, asked.done);
+	ASSERT_STR(asked.failure.text, "");
+}
+
 /* Of few bytes, and each of as many ranks as there are. */
 TEST(of_tiny_parts_no_more_are_summed_at_once_than_of_others)
 {
