@@ -393,6 +393,11 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
  * caller's nor open to its RDMA device.
  */
 bool delivery_is_own(const struct delivery *delivery);
+/* What its payload takes of our memory: nothing where that is the caller's own. */
+static inline uint64_t delivery_bytes(const struct delivery *delivery)
+{
+	return delivery->payload_block ? block_bytes(delivery->header.len) : 0;
+}
 /* Fetches what answering it will look at. */
 void delivery_fetch(const struct delivery *delivery);
 /* Answers with DATA_ERROR: status is a negative errno. */

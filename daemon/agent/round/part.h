@@ -126,7 +126,7 @@ int agent_part_start(struct agent_round *round, const struct extent *extent, uin
 /* A block of a server in this process is charged there. */
 static inline uint64_t agent_part_starved_len(const struct agent_part *part)
 {
-	return part->block && !part->block->quota ? part->block->len : 0;
+	return part->block && !part->block->quota ? block_bytes(part->block->len) : 0;
 }
 /* The result waits no more for memory. Harmless when it did not. */
 static inline void agent_part_sate(struct agent_part *part)

@@ -14,7 +14,9 @@
 
 #define BLOCK_MIN_SHIFT 8  /* smallest class: 256 bytes */
 #define BLOCK_MAX_SHIFT 40 /* largest: 1 TiB, more than any part can be */
-#define BLOCK_CLASSES	(BLOCK_MAX_SHIFT - BLOCK_MIN_SHIFT + 1)
+/* From each power of two to the next in four steps: a block is at most a quarter longer than what it holds. */
+#define BLOCK_STEPS   4
+#define BLOCK_CLASSES (BLOCK_STEPS * (BLOCK_MAX_SHIFT - BLOCK_MIN_SHIFT) + 1)
 
 #define SLAB_SMALL     ((size_t)1 << 20) /* for blocks up to SLAB_SMALL_MAX */
 #define SLAB_LARGE     ((size_t)4 << 20) /* for larger ones, at least */
@@ -56,8 +58,9 @@ struct block_class {
 struct block_cache {
 	struct latch
 		latch; /* guards classes, what slabs say of free blocks, and the next two; taken alone */
-	_Atomic uint64_t used; /* sum of len of the blocks alive; read by anybody */
-	uint64_t cached;       /* sum of the class sizes of the blocks in free lists */
+	_Atomic uint64_t used; /* sum of the class sizes of the blocks alive; read by anybody */
+	uint64_t cached;       /* the same of the blocks in free lists */
+	uint32_t largest;      /* no larger class has one in its free list */
 	size_t limit;
 	struct block_class classes[BLOCK_CLASSES];
 	pthread_mutex_t slab_lock; /* guards slabs and watchers; taken alone */
@@ -82,9 +85,28 @@ int block_cache_new(size_t limit, struct block_cache **ret_cache)
 	return 0;
 }
 
+/* The smallest class that holds len bytes; len is at most the largest class. */
+static uint32_t block_class_of(size_t len)
+{
+	uint32_t shift;
+
+	if (len <= (size_t)1 << BLOCK_MIN_SHIFT)
+		return 0;
+	shift = 63 - (uint32_t)__builtin_clzll((unsigned long long)len - 1);
+	return BLOCK_STEPS * (shift - BLOCK_MIN_SHIFT) + 1 +
+	       (uint32_t)((len - 1 - ((size_t)1 << shift)) / (((size_t)1 << shift) / BLOCK_STEPS));
+}
+
 static size_t block_class_size(uint32_t class_index)
 {
-	return (size_t)1 << (class_index + BLOCK_MIN_SHIFT);
+	size_t power = (size_t)1 << (class_index / BLOCK_STEPS + BLOCK_MIN_SHIFT);
+
+	return power + class_index % BLOCK_STEPS * (power / BLOCK_STEPS);
+}
+
+size_t block_bytes(size_t len)
+{
+	return block_class_size(block_class_of(len));
 }
 
 /* How far into its page the first of the next n blocks begins; each that follows, COLOUR_STEP further. */
@@ -316,21 +338,13 @@ uint64_t block_cache_used(const struct block_cache *cache)
 	return atomic_load_explicit(&cache->used, memory_order_relaxed);
 }
 
-/* The smallest class that holds len bytes; len is at most the largest class. */
-static uint32_t block_class_of(size_t len)
-{
-	if (len <= block_class_size(0))
-		return 0;
-	return (uint32_t)(64 - __builtin_clzll((unsigned long long)len - 1)) - BLOCK_MIN_SHIFT;
-}
-
 /* Under the latch. */
-static void block_count(struct block_cache *cache, uint64_t len)
+static void block_count(struct block_cache *cache, uint64_t bytes)
 {
-	atomic_store_explicit(&cache->used, block_cache_used(cache) + len, memory_order_relaxed);
+	atomic_store_explicit(&cache->used, block_cache_used(cache) + bytes, memory_order_relaxed);
 }
 
-static struct block *block_from_cache(struct block_cache *cache, uint32_t class_index, size_t len)
+static struct block *block_from_cache(struct block_cache *cache, uint32_t class_index)
 {
 	struct block_class *class = &cache->classes[class_index];
 	struct block *block;
@@ -345,7 +359,7 @@ static struct block *block_from_cache(struct block_cache *cache, uint32_t class_
 	} else if (!list_empty(&class->slabs)) {
 		block = slab_take(list_first(&class->slabs, struct block_slab, class_link));
 	}
-	block_count(cache, len);
+	block_count(cache, block_class_size(class_index));
 	latch_drop(&cache->latch);
 	if (block)
 		unpoison(block->data, block_class_size(class_index));
@@ -355,13 +369,13 @@ static struct block *block_from_cache(struct block_cache *cache, uint32_t class_
 /* Under the latch. The largest that is cached of larger ones than those of a class, or NULL: it is in the cache no more. */
 static struct block *cache_evict(struct block_cache *cache, uint32_t class_index)
 {
-	for (uint32_t i = BLOCK_CLASSES; --i > class_index;) {
-		struct block *block = cache->classes[i].free;
+	for (; cache->largest > class_index; cache->largest--) {
+		struct block *block = cache->classes[cache->largest].free;
 
 		if (!block)
 			continue;
-		cache->classes[i].free = block->next;
-		cache->cached -= block_class_size(i);
+		cache->classes[cache->largest].free = block->next;
+		cache->cached -= block_class_size(cache->largest);
 		return block;
 	}
 	return NULL;
@@ -379,11 +393,12 @@ static struct block *block_to_cache(struct block_cache *cache, struct block *blo
 
 	poison(block->data, size);
 	latch_take(&cache->latch);
-	block_count(cache, -(uint64_t)block->len);
+	block_count(cache, -(uint64_t)size);
 	if (cache->cached + size > cache->limit)
 		out = cache_evict(cache, block->class_index) ?: block;
 	if (out != block) {
 		cache->cached += size;
+		cache->largest = MAX(cache->largest, block->class_index);
 		block->next = class->free;
 		class->free = block;
 	}
@@ -398,19 +413,19 @@ int block_new(struct block_cache *cache, size_t len, struct quota *quota, struct
 
 	if (len > block_class_size(BLOCK_CLASSES - 1))
 		return error_origin(-ENOMEM);
-	if (quota && quota_charge(quota, len))
+	class_index = block_class_of(len);
+	if (quota && quota_charge(quota, block_class_size(class_index)))
 		return QUOTA_E_FULL;
 
-	class_index = block_class_of(len);
-	block = block_from_cache(cache, class_index, len);
+	block = block_from_cache(cache, class_index);
 	if (!block)
 		block = block_from_slab(cache, class_index);
 	if (!block) {
 		latch_take(&cache->latch);
-		block_count(cache, -(uint64_t)len);
+		block_count(cache, -(uint64_t)block_class_size(class_index));
 		latch_drop(&cache->latch);
 		if (quota)
-			quota_release(quota, len);
+			quota_release(quota, block_class_size(class_index));
 		return error_origin(-ENOMEM);
 	}
 
@@ -459,7 +474,7 @@ struct block *block_unref(struct block *block)
 		return NULL;
 	}
 	if (block->quota)
-		quota_release(block->quota, block->len);
+		quota_release(block->quota, block_class_size(block->class_index));
 	block = block_to_cache(block->cache, block);
 	if (block)
 		slab_give(block->slab, block);

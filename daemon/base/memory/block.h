@@ -1,6 +1,6 @@
 /*
  * Blocks: counted pieces of memory that hold a part's bytes while it travels inside the daemon (gathered sums,
- * contributions, results). They come from a cache of power-of-two classes so that the steady state neither calls
+ * contributions, results). They come from a cache of classes of sizes so that the steady state neither calls
  * malloc nor faults pages in. They are cut from slabs of some MiB, huge pages where the system has them; what is cached
  * beyond a limit goes back to the system. Data is aligned to 64 bytes, and to no more: large blocks begin at different
  * places of their pages. Any thread: the count is atomic, the cache has a latch.
@@ -20,8 +20,8 @@ struct block {
 	size_t len; /* bytes in use, set by block_new() */
 	void *data;
 	struct block_cache *cache;
-	struct quota *quota;		   /* charged with len until the last unref; NULL: nobody */
-	struct block *next;		   /* the cache's */
+	struct quota *quota; /* charged with block_bytes(len) until the last unref; NULL: nobody */
+	struct block *next;  /* the cache's */
 	struct block_slab *slab;	   /* whose piece it is; NULL: borrowed */
 	void (*gone)(struct block *block); /* of block_borrow() */
 };
@@ -31,7 +31,9 @@ int block_cache_new(size_t limit, struct block_cache **ret_cache);
 /* All blocks must have been released. */
 struct block_cache *block_cache_free(struct block_cache *cache);
 DEFINE_CLEANUP(struct block_cache *, block_cache_free)
-/* Bytes in blocks alive now. */
+/* What a block of len bytes takes, and is charged as. */
+size_t block_bytes(size_t len);
+/* What the blocks that are alive now take. */
 uint64_t block_cache_used(const struct block_cache *cache);
 
 /*

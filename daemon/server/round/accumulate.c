@@ -422,7 +422,7 @@ static bool fits(const struct accumulator *a, struct delivery *delivery)
 void accumulate_contribute(struct tensor *tensor, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
-	uint64_t len = delivery->payload_block ? h->len : 0;
+	uint64_t len = delivery_bytes(delivery);
 	struct job *job = tensor->job;
 	struct accumulator *a = NULL;
 	uint64_t now_ns;

@@ -147,7 +147,7 @@ static void take_block(struct slot *slot, const struct delivery *from)
 	/* A whole one: our own agent may have more in it. */
 	if (!block->quota && block->len == from->header.len) {
 		block->quota = slot->job->memory.quota;
-		slot->charged -= block->len;
+		slot->charged -= delivery_bytes(from);
 	}
 	slot->result = block_ref(block);
 }

@@ -371,7 +371,7 @@ void keep_again(struct slot *slot, struct delivery *delivery)
 {
 	struct job *job = slot->job;
 	uint32_t node = delivery->header.node;
-	uint64_t len = delivery->payload_block ? delivery->header.len : 0, old;
+	uint64_t len = delivery_bytes(delivery), old;
 	struct failure failure;
 
 	if (slot->kept && (slot->safe.is || set_wants(job, &slot->header, node))) {
@@ -381,7 +381,7 @@ void keep_again(struct slot *slot, struct delivery *delivery)
 	} else if (slot->summing) {
 		slot_put_call(slot, &slot->again, delivery);
 	} else {
-		old = slot->from[node]->payload_block ? slot->from[node]->header.len : 0;
+		old = delivery_bytes(slot->from[node]);
 		if (len > old && quota_charge(job->memory.quota, len - old)) {
 			delivery_fail(delivery, job_over_quota(job, &failure), failure.text);
 			return;

@@ -129,7 +129,7 @@ static int carry(struct part *part, struct job *job, const struct delivery *deli
 
 	if (!h->len)
 		return 0;
-	len = sizeof(*carried) + (delivery->payload_block ? h->len : 0);
+	len = sizeof(*carried) + delivery_bytes(delivery);
 	if (quota_charge(job->memory.quota, len))
 		return QUOTA_E_FULL;
 	carried = calloc(1, sizeof(*carried));
@@ -450,7 +450,7 @@ static int take_lent(struct slot *slot, struct delivery *delivery)
 
 	if (delivery->payload_block || !len)
 		return 0;
-	r = slot_charge(slot, len);
+	r = slot_charge(slot, block_bytes(len));
 	if (!r)
 		r = block_new(job->server->params.blocks, len, NULL, &delivery->payload_block);
 	if (r)

@@ -284,8 +284,7 @@ void round_over_quota(struct job *job, struct delivery *delivery)
  */
 static int slot_get(struct tensor *tensor, const struct delivery *delivery, struct slot **slot)
 {
-	/* What a colocated agent lends is the trainer's own memory. */
-	uint64_t len = delivery->payload_block ? delivery->header.len : 0;
+	uint64_t len = delivery_bytes(delivery);
 	int r;
 
 	if (*slot)

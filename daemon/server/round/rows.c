@@ -107,7 +107,7 @@ int rows_take(struct slot *slot, struct delivery *delivery, const struct data_pi
 	int r = 0;
 
 	if (!slot->rows)
-		r = rows_new(slot, piece, delivery->header.len);
+		r = rows_new(slot, piece, delivery_bytes(delivery));
 	from = r ? NULL : &slot->rows->nodes[node];
 	if (from && !from->n_pieces)
 		r = node_begin(slot, from, piece);
@@ -118,7 +118,7 @@ int rows_take(struct slot *slot, struct delivery *delivery, const struct data_pi
 
 	from->blocks[part] = block_ref(delivery->payload_block);
 	from->pieces[part] = (struct reduce_piece){ piece->rows, piece->values, piece->n };
-	from->charged += delivery->header.len;
+	from->charged += delivery_bytes(delivery);
 	from->gone = flags & DATA_ROWS_HAS;
 	FAILPOINT("server-rows-taken");
 	if (part == from->n_pieces - 1 && !from->gone)

@@ -80,10 +80,15 @@ static void release_peer(struct peer *peer, uint64_t charged, uint64_t held)
 	quota_release(&peer->quota, charged);
 }
 
+static uint64_t held_for(uint32_t payload_len)
+{
+	return sizeof(struct incoming) + (payload_len ? block_bytes(payload_len) : 0);
+}
+
 /* Of the two limits, the one that has less left. */
 int incoming_over_quota(const struct peer *peer, uint32_t payload_len, struct failure *failure)
 {
-	uint64_t amount = sizeof(struct incoming) + payload_len;
+	uint64_t amount = held_for(payload_len);
 
 	if (peer->account && quota_available(&peer->quota) >= amount &&
 	    quota_available(&peer->held) >= amount)
@@ -97,7 +102,7 @@ int incoming_new(struct peer *peer, struct lane *lane, uint32_t payload_len,
 		 struct incoming **ret_incoming)
 {
 	struct incoming *incoming;
-	uint64_t charge = lane ? sizeof(*incoming) + payload_len : 0;
+	uint64_t charge = lane ? held_for(payload_len) : 0;
 
 	if (charge_peer(peer, charge))
 		return QUOTA_E_FULL;

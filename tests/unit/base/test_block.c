@@ -23,9 +23,27 @@ TEST(sizes_and_alignment)
 		ASSERT_EQ(block->len, lens[i]);
 		ASSERT_EQ((uintptr_t)block->data % CACHE_LINE, 0);
 		memset(block->data, 0xff, lens[i]); /* the address sanitizer looks */
-		ASSERT_EQ(block_cache_used(cache), lens[i]);
+		ASSERT_EQ(block_cache_used(cache), block_bytes(lens[i]));
 	}
 	ASSERT_EQ(block_cache_used(cache), 0);
+}
+
+/* What is charged is what is there: few bytes more than asked for, and never fewer. */
+TEST(a_block_takes_at_most_a_quarter_more_than_it_holds)
+{
+	size_t before = 0;
+
+	ASSERT_EQ(block_bytes(0), 256);
+	for (size_t len = 1; len <= 70000; len++) {
+		size_t bytes = block_bytes(len);
+
+		ASSERT_TRUE(bytes >= len && bytes >= before && bytes % CACHE_LINE == 0);
+		ASSERT_TRUE(bytes <= MAX(len - 1 + (len - 1) / 4, (size_t)256) + 1);
+		ASSERT_EQ(block_bytes(bytes), bytes);
+		before = bytes;
+	}
+	for (size_t power = 256; power <= (size_t)1 << 40; power *= 2)
+		ASSERT_EQ(block_bytes(power), power);
 }
 
 static void slab_added(struct block_watcher *watcher, void *data, size_t len)
@@ -124,9 +142,9 @@ TEST(steady_state_uses_the_same_memory)
 	ASSERT_OK(block_new(cache, 5000, NULL, &first));
 	(void)block_unref(first);
 	for (unsigned i = 0; i < 10; i++) {
-		ASSERT_OK(block_new(cache, 8192 - i, NULL, &block));
+		ASSERT_OK(block_new(cache, 5120 - i, NULL, &block));
 		ASSERT_TRUE(block == first);
-		ASSERT_EQ(block->len, 8192 - i);
+		ASSERT_EQ(block->len, 5120 - i);
 		(void)block_unref(block);
 	}
 }
@@ -233,7 +251,7 @@ TEST(blocks_that_are_used_keep_no_others_from_the_system)
 
 	/* The kernel would fill up again what was a huge page, some time. */
 	ASSERT_OK(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0));
-	for (size_t len = 256; len <= LONGEST; len *= 2) {
+	for (size_t len = 256; len <= LONGEST; len = block_bytes(len + 1)) {
 		struct block_cache *cache;
 		struct block *blocks[N];
 		char *places[N];
@@ -310,12 +328,13 @@ TEST(quota_is_charged_until_the_last_reference)
 	quota_init(&quota, 1000, NULL);
 	ASSERT_OK(block_cache_new(1 << 20, &cache));
 	ASSERT_OK(block_new(cache, 700, &quota, &block));
-	ASSERT_EQ(block_new(cache, 301, &quota, &refused), QUOTA_E_FULL);
+	ASSERT_EQ(block_bytes(700), 768);
+	ASSERT_EQ(block_new(cache, 1, &quota, &refused), QUOTA_E_FULL);
 	ASSERT_TRUE(!refused);
-	ASSERT_EQ(block_cache_used(cache), 700);
+	ASSERT_EQ(block_cache_used(cache), 768);
 	ASSERT_TRUE(block_ref(block) == block);
 	ASSERT_TRUE(!block_unref(block));
-	ASSERT_EQ(quota_used(&quota), 700);
+	ASSERT_EQ(quota_used(&quota), 768);
 	(void)block_unref(block);
 	ASSERT_EQ(quota_used(&quota), 0);
 	ASSERT_TRUE(!block_unref(NULL));

@@ -3,6 +3,7 @@
 #include "test.h"
 
 #define CHARGED 1000000
+#define LEN	256
 
 struct owner {
 	struct loop *loop;
@@ -84,9 +85,9 @@ TEST(few_go_at_once)
 	uint64_t left = SPENT_STEP;
 
 	owner_init(&owner);
-	spend_some(&owner, SPENT_STEP / 2, 100, &left);
+	spend_some(&owner, SPENT_STEP / 2, LEN, &left);
 	ASSERT_EQ(left, SPENT_STEP / 2);
-	spend_some(&owner, SPENT_STEP / 2, 100, &left);
+	spend_some(&owner, SPENT_STEP / 2, LEN, &left);
 	ASSERT_EQ(left, 0);
 	spend(&owner.spending, &(struct spent_list){ .n = 5 }, 0, &left);
 	ASSERT_EQ(block_cache_used(owner.blocks), 0);
@@ -100,12 +101,12 @@ TEST(many_go_in_steps)
 	struct owner owner;
 
 	owner_init(&owner);
-	spend_some(&owner, 10 * SPENT_STEP, 100, &(uint64_t){ SPENT_STEP });
-	spend_some(&owner, 10 * SPENT_STEP, 100, &(uint64_t){ SPENT_STEP });
+	spend_some(&owner, 10 * SPENT_STEP, LEN, &(uint64_t){ SPENT_STEP });
+	spend_some(&owner, 10 * SPENT_STEP, LEN, &(uint64_t){ SPENT_STEP });
 	ASSERT_EQ(owner.n_begun, 1);
 	ASSERT_EQ(quota_used(&owner.quota), 2 * CHARGED);
-	ASSERT_INT(block_cache_used(owner.blocks), >=, 18 * SPENT_STEP * 100 / 3 * 2 - 200);
-	ASSERT_INT(steps(&owner, (uint64_t)SPENT_STEP * 100), >=, 18);
+	ASSERT_INT(block_cache_used(owner.blocks), >=, 18 * SPENT_STEP * LEN / 3 * 2 - 200);
+	ASSERT_INT(steps(&owner, (uint64_t)SPENT_STEP * LEN), >=, 18);
 	owner_done(&owner);
 }
 
@@ -117,10 +118,10 @@ TEST(many_lists_go_in_steps)
 
 	owner_init(&owner);
 	for (unsigned i = 0; i < 100; i++)
-		spend_some(&owner, SPENT_STEP, 100, &left);
+		spend_some(&owner, SPENT_STEP, LEN, &left);
 	ASSERT_EQ(owner.n_begun, 1);
 	ASSERT_EQ(quota_used(&owner.quota), 99 * CHARGED);
-	ASSERT_INT(steps(&owner, (uint64_t)SPENT_STEP * 100), >=, 99);
+	ASSERT_INT(steps(&owner, (uint64_t)SPENT_STEP * LEN), >=, 99);
 	ASSERT_EQ(quota_used(&owner.quota), 0);
 	owner_done(&owner);
 }
@@ -145,22 +146,22 @@ TEST(some_go_sooner)
 	uint64_t used;
 
 	owner_init(&owner);
-	spend_some(&owner, 8 * SPENT_STEP, 100, &(uint64_t){ SPENT_STEP });
+	spend_some(&owner, 8 * SPENT_STEP, LEN, &(uint64_t){ SPENT_STEP });
 	used = block_cache_used(owner.blocks);
 	owner.quota.limit = CHARGED;
 	for (unsigned i = 0; i < 2; i++) {
 		spending_make_room(&owner.spending, CHARGED / 5);
-		ASSERT_INT(used - block_cache_used(owner.blocks), >, SPENT_STEP * 100);
-		ASSERT_INT(used - block_cache_used(owner.blocks), <=, 2 * SPENT_STEP * 100);
+		ASSERT_INT(used - block_cache_used(owner.blocks), >, SPENT_STEP * LEN);
+		ASSERT_INT(used - block_cache_used(owner.blocks), <=, 2 * SPENT_STEP * LEN);
 		ASSERT_INT(quota_used(&owner.quota), <=, CHARGED - CHARGED / 5);
 	}
 	/* More than there ever is. */
 	spending_make_room(&owner.spending, 2 * CHARGED);
 	ASSERT_EQ(quota_used(&owner.quota), 0);
 	ASSERT_EQ(owner.n_over, 0);
-	spend_some(&owner, 3 * SPENT_STEP, 100, &(uint64_t){ SPENT_STEP });
+	spend_some(&owner, 3 * SPENT_STEP, LEN, &(uint64_t){ SPENT_STEP });
 	ASSERT_EQ(owner.n_begun, 1);
-	ASSERT_INT(steps(&owner, (uint64_t)SPENT_STEP * 100), >=, 2);
+	ASSERT_INT(steps(&owner, (uint64_t)SPENT_STEP * LEN), >=, 2);
 	owner_done(&owner);
 }
 
@@ -170,7 +171,7 @@ TEST(a_loop_takes_the_steps_and_all_begins_anew)
 
 	owner_init(&owner);
 	for (unsigned i = 1; i <= 2; i++) {
-		spend_some(&owner, 3 * SPENT_STEP, 100, &(uint64_t){ SPENT_STEP });
+		spend_some(&owner, 3 * SPENT_STEP, LEN, &(uint64_t){ SPENT_STEP });
 		ASSERT_EQ(owner.n_begun, i);
 		while (owner.n_over < i)
 			ASSERT_OK(loop_turn(owner.loop, 0));
@@ -185,7 +186,7 @@ TEST(all_goes_with_its_owner)
 	struct owner owner;
 
 	owner_init(&owner);
-	spend_some(&owner, 10 * SPENT_STEP, 100, &(uint64_t){ SPENT_STEP });
+	spend_some(&owner, 10 * SPENT_STEP, LEN, &(uint64_t){ SPENT_STEP });
 	owner_done(&owner);
 	ASSERT_EQ(owner.n_over, 0);
 }
