@@ -56,6 +56,18 @@ static inline void list_remove(struct list *node)
 	list_init(node);
 }
 
+/* All entries of a list go to the end of another, which it may not be. */
+static inline void list_append(struct list *head, struct list *from)
+{
+	if (list_empty(from))
+		return;
+	from->next->prev = head->prev;
+	head->prev->next = from->next;
+	from->prev->next = head;
+	head->prev = from->prev;
+	list_init(from);
+}
+
 /* First or last entry, or NULL. */
 #define list_first(head, type, member) \
 	(list_empty(head) ? NULL : container_of((head)->next, type, member))

@@ -204,9 +204,14 @@ void transport_close(struct transport *transport)
 	if (transport->beat)
 		mailboxes_drain(&transport->beat->to_home);
 	mailboxes_drain(&transport->mailboxes);
+	while (peer_end_now(transport))
+		;
 	transport->rdma = rdma_free(transport->rdma);
-	if (transport->self)
-		peer_end_calls(transport->self, -ESHUTDOWN, "this daemon shuts down");
+	if (transport->self) {
+		peer_take_calls(transport->self);
+		(void)peer_end_calls(transport->self, UINT_MAX, -ESHUTDOWN,
+				     "this daemon shuts down");
+	}
 }
 
 struct transport *transport_free(struct transport *transport)

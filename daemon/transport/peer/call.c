@@ -267,17 +267,17 @@ void call_fail(struct call *call, int status, const char *text)
 	call_end(call);
 }
 
-void peer_end_calls(struct peer *peer, int status, const char *text)
+void peer_take_calls(struct peer *peer)
 {
-	struct list calls = LIST_INIT(calls);
+	list_append(&peer->ending.calls, &peer->calls);
+	list_append(&peer->ending.calls, &peer->waiting);
+}
+
+bool peer_end_calls(struct peer *peer, unsigned max, int status, const char *text)
+{
 	struct call *call;
 
-	while ((call = list_first(&peer->calls, struct call, link)) ||
-	       (call = list_first(&peer->waiting, struct call, link))) {
-		list_remove(&call->link);
-		list_push_back(&calls, &call->link);
-	}
-	while ((call = list_first(&calls, struct call, link))) {
+	for (; max && (call = list_first(&peer->ending.calls, struct call, link)); max--) {
 		list_remove(&call->link);
 		/* In-process, and its mail is on the way: it ends of itself. */
 		if (peer->kind == PEER_SELF && !call->incoming) {
@@ -290,4 +290,5 @@ void peer_end_calls(struct peer *peer, int status, const char *text)
 		call->answer_block = block_unref(call->answer_block);
 		call_fail(call, status, text);
 	}
+	return !list_empty(&peer->ending.calls);
 }

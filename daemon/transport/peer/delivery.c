@@ -151,19 +151,20 @@ void incoming_lane_closed(struct lane *lane)
 }
 
 /* Those that are not answered yet are the receiver's. */
-void incoming_peer_lost(struct peer *peer)
+bool incoming_peer_lost(struct peer *peer, unsigned max)
 {
-	struct incoming *incoming, *next;
+	struct incoming *incoming;
 
-	list_for_each_safe (incoming, next, &peer->moved, link) {
+	for (; max && (incoming = list_first(&peer->moved, struct incoming, link)); max--) {
 		list_remove(&incoming->link);
 		incoming_free(incoming);
 	}
-	list_for_each_safe (incoming, next, &peer->arrived, link) {
+	for (; max && (incoming = list_first(&peer->arrived, struct incoming, link)); max--) {
 		list_remove(&incoming->link);
 		if (incoming->is_answered)
 			incoming_free(incoming);
 	}
+	return !list_empty(&peer->moved) || !list_empty(&peer->arrived);
 }
 
 void incoming_arrive(struct mail *mail)

@@ -43,8 +43,8 @@ void incoming_arrive(struct mail *mail);
 void incoming_written(struct incoming *incoming, bool is_written);
 /* An RDMA lane of the peer has closed: its calls wait to be asked for on another lane. */
 void incoming_lane_closed(struct lane *lane);
-/* The peer is lost: nobody will ask. */
-void incoming_peer_lost(struct peer *peer);
+/* The peer is lost: nobody will ask for so many of them. Returns whether more are left. */
+bool incoming_peer_lost(struct peer *peer, unsigned max);
 
 /* A notice on its way out. */
 struct notice {

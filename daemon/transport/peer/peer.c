@@ -17,6 +17,7 @@
 
 static void peer_on_mail(struct mail *mail);
 static void peer_on_timer(struct loop_timer *timer);
+static bool peer_on_end(struct chore *chore);
 static void lane_lost(struct lane *lane);
 static void lane_closed(struct lane *lane);
 
@@ -62,6 +63,7 @@ int peer_new(struct transport *transport, enum peer_kind kind, const char *addre
 	peer->kind = kind;
 	peer->mail.run = peer_on_mail;
 	peer->timer.expired = peer_on_timer;
+	peer->ending.chore.step = peer_on_end;
 	(void)snprintf(peer->address, sizeof(peer->address), "%s", address);
 	(void)snprintf(peer->name, sizeof(peer->name), "%s", address);
 	(void)snprintf(peer->source, sizeof(peer->source), "%s", source);
@@ -71,6 +73,7 @@ int peer_new(struct transport *transport, enum peer_kind kind, const char *addre
 	list_init(&peer->moved);
 	list_init(&peer->calls);
 	list_init(&peer->waiting);
+	list_init(&peer->ending.calls);
 	list_init(&peer->notices);
 	quota_init(&peer->quota, transport->settings.quota_bytes, NULL);
 	peer->quota.one_thread = !transport->settings.has_threads;
@@ -104,7 +107,8 @@ struct peer *peer_free(struct peer *peer)
 		return NULL;
 	assert(list_empty(&peer->lanes) && list_empty(&peer->calls) && list_empty(&peer->waiting));
 	assert(!peer->n_deliveries && list_empty(&peer->arrived) && list_empty(&peer->moved));
-	assert(!peer->n_holds);
+	assert(!peer->n_holds && list_empty(&peer->ending.calls) &&
+	       !list_linked(&peer->ending.chore.link));
 
 	loop_timer_cancel(&peer->timer);
 	peer->transport->hooks->drop_dial(peer);
@@ -120,7 +124,8 @@ struct peer *peer_free(struct peer *peer)
 void peer_free_if_unused(struct peer *peer)
 {
 	if (peer->state == PEER_LOST && !peer->n_deliveries && !peer->n_holds && !peer->is_posted &&
-	    list_empty(&peer->waiting) && !peer->transport->is_closed)
+	    list_empty(&peer->waiting) && list_empty(&peer->ending.calls) &&
+	    !peer->transport->is_closed)
 		peer_free(peer);
 }
 
@@ -302,32 +307,75 @@ static void tell_loss(struct peer *peer)
 		transport->ops->peer_lost(transport->user, peer, peer->failure.text);
 }
 
-static void end_calls_of_lost(struct peer *peer)
+/* Calls, and what has come in, that end in a step: each call is a part that waits for its server from then on. */
+#define ENDED_MAX 64
+
+/* Returns whether there are more. */
+static bool end_some(struct peer *peer)
 {
 	char text[ERROR_TEXT_MAX + 1];
 
 	(void)snprintf(text, sizeof(text), "%.180s: %.250s", peer->name, peer->failure.text);
-	peer_end_calls(peer, peer->failure.status, text);
+	return incoming_peer_lost(peer, ENDED_MAX) ||
+	       peer_end_calls(peer, ENDED_MAX, peer->failure.status, text);
 }
 
-/*
- * No lane is left, so nobody but us knows its calls. Calls begun inside the callbacks end in a
- * later turn.
- */
+/* Calls that are begun inside the callbacks end in a later turn. */
+static bool peer_on_end(struct chore *chore)
+{
+	struct peer *peer = container_of(chore, struct peer, ending.chore);
+	bool more;
+
+	peer_hold(peer);
+	more = end_some(peer);
+	if (!more && peer->state == PEER_LOSING) {
+		peer->state = PEER_LOST;
+		tell_loss(peer);
+	}
+	if (!more) {
+		peer_take_calls(peer);
+		more = !list_empty(&peer->ending.calls);
+	}
+	peer_release(peer);
+	return more;
+}
+
+/* Some at once; the rest, which may be as many as the peer's quota lets be, in the steps of a chore. */
+static void peer_end(struct peer *peer)
+{
+	struct transport *transport = peer->transport;
+	bool more;
+
+	do
+		more = peer_on_end(&peer->ending.chore);
+	while (more && transport->is_closed);
+	if (more)
+		loop_begin(transport->loop, &peer->ending.chore);
+}
+
+bool peer_end_now(struct transport *transport)
+{
+	struct peer *peer;
+
+	list_for_each (peer, &transport->lost_peers, link) {
+		if (!list_linked(&peer->ending.chore.link))
+			continue;
+		loop_abort(&peer->ending.chore);
+		peer_end(peer);
+		return true;
+	}
+	return false;
+}
+
+/* No lane is left, so nobody but us knows its calls. */
 static void peer_finish(struct peer *peer)
 {
 	loop_timer_cancel(&peer->timer);
 	list_remove(&peer->link);
 	list_push_back(&peer->transport->lost_peers, &peer->link);
 	drop_notices(peer);
-	incoming_peer_lost(peer);
-	end_calls_of_lost(peer);
-	peer_hold(peer);
-	peer->state = PEER_LOST;
-	tell_loss(peer);
-	if (!list_empty(&peer->waiting))
-		peer_post(peer);
-	peer_release(peer);
+	peer_take_calls(peer);
+	peer_end(peer);
 }
 
 /*
@@ -430,11 +478,9 @@ static void peer_on_mail(struct mail *mail)
 	peer->is_posted = false;
 	if (peer->state < PEER_LOSING) {
 		peer_lose(peer, failure.status, failure.text);
-	} else if (peer->state == PEER_LOST) {
-		end_calls_of_lost(peer);
-		if (!list_empty(&peer->waiting))
-			peer_post(peer);
-		peer_free_if_unused(peer);
+	} else if (peer->state == PEER_LOST && !list_linked(&peer->ending.chore.link)) {
+		peer_take_calls(peer);
+		peer_end(peer);
 	}
 }
 

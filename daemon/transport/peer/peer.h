@@ -22,6 +22,12 @@ struct lane_home {
 enum peer_kind { PEER_SELF, PEER_CALLED, PEER_CALLING };
 enum peer_state { PEER_STARTING, PEER_UP, PEER_LOSING, PEER_LOST };
 
+/* The end of a peer that is lost. */
+struct peer_ending {
+	struct list calls;  /* of its calls and waiting */
+	struct chore chore; /* ends them, then says that the peer is lost */
+};
+
 struct peer {
 	struct transport *transport;
 	const struct lane_home *home;
@@ -40,10 +46,11 @@ struct peer {
 	char source[SOURCE_MAX]; /* where it connects from; "": not known, or it does not */
 	char name[192];
 	struct list lanes;
-	struct list arrived;	/* incoming by RDMA lanes, until their answers are written */
-	struct list moved;	/* incoming that were moved off a lane that is being closed */
-	struct list calls;	/* on a lane, or with ourselves delivered */
-	struct list waiting;	/* calls for which there is no lane yet, or never will be */
+	struct list arrived; /* incoming by RDMA lanes, until their answers are written */
+	struct list moved;   /* incoming that were moved off a lane that is being closed */
+	struct list calls;   /* on a lane, or with ourselves delivered */
+	struct list waiting; /* calls for which there is no lane yet, or never will be */
+	struct peer_ending ending;
 	struct list notices;	/* the same */
 	uint64_t next_sequence; /* of what waits for a lane, calls and notices */
 	size_t n_deliveries;
@@ -69,6 +76,8 @@ struct peer {
 
 int peer_new(struct transport *transport, enum peer_kind kind, const char *address,
 	     const char *source, struct peer **ret_peer);
+/* The transport is closed: what the chore of a lost peer has left is done at once. Returns false when there is no such peer. */
+bool peer_end_now(struct transport *transport);
 /* Frees a peer that is lost and held by nobody; else does nothing. */
 void peer_free_if_unused(struct peer *peer);
 struct peer *peer_free(struct peer *peer);
@@ -115,5 +124,7 @@ unsigned call_move_all(struct lane *lane);
  * Returns false, and does nothing, when there is one that can do neither.
  */
 bool call_reroute_all(struct lane *lane);
-/* Ends every call with a status. The peer's lanes are gone. */
-void peer_end_calls(struct peer *peer, int status, const char *text);
+/* All calls are to end: peer_end_calls() does it. The peer's lanes are gone. */
+void peer_take_calls(struct peer *peer);
+/* Ends so many with a status. Returns whether more are left; those that its callbacks begin are others. */
+bool peer_end_calls(struct peer *peer, unsigned max, int status, const char *text);
