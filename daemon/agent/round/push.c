@@ -113,20 +113,48 @@ static void scatter(struct agent_part *part)
 	agent_part_post(part, on_scattered);
 }
 
+static void push_again(struct agent_part *part);
+
 /* Its result counts, once those of all parts do. */
+static void held(struct agent_part *part)
+{
+	part->block = block_unref(part->block);
+	ledger_result_whole(job_of(part)->resumption.ledger, part->retained);
+	part->state = PART_HELD;
+	FAILPOINT("part-held");
+	agent_round_held(part->round);
+}
+
+static void on_retained(struct task *task)
+{
+	struct agent_part *part = container_of(task, struct agent_part, task);
+
+	part->posted = part->copies = false;
+	part->n_inputs = part->n_outputs = 0;
+	if (job_of(part)->resumption.suspended)
+		return;
+	if (part->round->failure.status)
+		agent_part_end(part);
+	else if (part->attachment != agent_part_server(part)->attachment)
+		push_again(part); /* its server was lost meanwhile: the result counts no more */
+	else
+		held(part);
+}
+
 static void hold(struct agent_part *part)
 {
 	struct ledger *ledger = job_of(part)->resumption.ledger;
 	const struct ledger_kept *kept = ledger_result_kept(ledger, part->retained);
 
-	if (part->block && kept->what.has_data)
-		agent_part_copy(part, ledger_result_data(ledger, part->retained, kept->what.len),
-				part->block->data, kept->what.len);
-	part->block = block_unref(part->block);
-	ledger_result_whole(ledger, part->retained);
-	part->state = PART_HELD;
-	FAILPOINT("part-held");
-	agent_round_held(part->round);
+	if (!part->block || !kept->what.has_data) {
+		held(part);
+		return;
+	}
+	part->copies = true;
+	part->n_inputs = part->n_outputs = 1;
+	part->inputs[0] = part->block->data;
+	part->outputs[0] = ledger_result_data(ledger, part->retained, kept->what.len);
+	agent_part_post(part, on_retained);
 }
 
 void agent_part_unhold(struct agent_part *part)
@@ -242,8 +270,6 @@ static void on_rows_answer(struct agent_part *part)
 	else
 		agent_part_end(part);
 }
-
-static void push_again(struct agent_part *part);
 
 /* Who was gone when the result was made, and of a barrier whether newcomers wait. */
 static uint32_t n_gone_of(const struct agent_part *part)

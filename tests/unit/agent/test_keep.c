@@ -553,6 +553,77 @@ TEST(what_was_held_of_a_lost_server_is_room_for_others)
 	ASSERT_EQ(n_starved_of(job, !lost), n - 1);
 }
 
+static struct task *posted;
+static struct pool *posted_to;
+static bool holds;
+
+int __real_pool_post(struct pool *pool, struct task *task);
+int __wrap_pool_post(struct pool *pool, struct task *task);
+
+int __wrap_pool_post(struct pool *pool, struct task *task)
+{
+	if (!holds)
+		return __real_pool_post(pool, task);
+	ASSERT_TRUE(!posted);
+	posted = task;
+	posted_to = pool;
+	return 0;
+}
+
+/* Returns the part of a round whose result is being copied to where it is held. */
+static const struct agent_part *copy_one(struct agent_job *job, const struct agent_round *round)
+{
+	const struct agent_part *part;
+
+	holds = true;
+	agent_keep_free(job, taken[--n_taken]);
+	holds = false;
+	part = posted ? container_of(posted, struct agent_part, task) : NULL;
+	ASSERT_TRUE(part && part->round == round && part->posted && part->state != PART_HELD);
+	ASSERT_EQ(round->n_held, 1);
+	return part;
+}
+
+/* However long it is: it is the pool that copies it. */
+TEST(what_is_held_is_copied_in_the_pool_and_counts_then)
+{
+	_cleanup_(world_freep) struct world *world = world_of_two();
+	struct asked asked[2][2];
+	struct agent_job *job = form_held(world, asked);
+	const struct agent_round *round = asked[0][0].base.in;
+	const struct agent_part *part = copy_one(job, round);
+
+	ASSERT_OK(__real_pool_post(posted_to, TAKE_PTR(posted)));
+	WORLD_UNTIL(world, part->state == PART_HELD);
+	ASSERT_EQ(round->n_held, 2);
+	give_results(job);
+	for (unsigned i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, asked[i][0].done);
+		ASSERT_STR(asked[i][0].failure.text, "");
+	}
+}
+
+TEST(what_is_copied_when_its_server_is_lost_is_held_no_more)
+{
+	_cleanup_(world_freep) struct world *world = world_of_two();
+	struct asked asked[2][2];
+	struct agent_job *job = form_held(world, asked);
+	const struct agent_round *round = asked[0][0].base.in;
+	const struct agent_part *part = copy_one(job, round);
+
+	agent_keep_lost(job, part->server, "a test cuts it off");
+	ASSERT_TRUE(part->posted);
+	ASSERT_OK(__real_pool_post(posted_to, TAKE_PTR(posted)));
+	WORLD_UNTIL(world, !part->posted);
+	ASSERT_TRUE(part->state != PART_HELD);
+	ASSERT_EQ(part->retained, LEDGER_NO_RESULT);
+	give_results(job);
+	for (unsigned i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, asked[i][0].done);
+		ASSERT_STR(asked[i][0].failure.text, "");
+	}
+}
+
 /* -- Contributions that overtake one another ---------------------------------------------------------------------- */
 
 /* What went by a connection that broke, and is at the server after what its node sent by another in its place. */
