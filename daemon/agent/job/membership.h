@@ -20,7 +20,7 @@ struct agent_membership {
 	uint32_t n_joiners; /* newcomers on nodes that have no rank in the job, as the home says */
 	bool regrouped;	    /* the run began when the ranks of one through servers regrouped */
 	uint8_t *
-		gone; /* by local number: dead, or left; over servers the rank is not out before they know */
+		gone; /* by local number: DATA_MOVES_LOST or _LEFT; over servers the rank is not out before they know */
 	size_t n_gone;		/* of these, how many are not out */
 	uint64_t regroup_by_ns; /* CLOCK_NEVER: nobody has asked */
 	void *joined; /* of a run that began when ranks regrouped: JobJoined, which servers are told; or NULL */

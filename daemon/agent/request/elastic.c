@@ -23,8 +23,8 @@ static uint32_t said_of(const struct agent_job *job, uint32_t rank)
 	return job->placement.moves[job->fleet.n_viewed + rank];
 }
 
-/* Goes on without ranks of this node: `index` was lost (RANK_AWAY: none), others that are gone have left. */
-static void go_without(struct agent_job *job, uint32_t index, const char *why)
+/* Goes on without the ranks of this node that are gone. */
+static void go_without(struct agent_job *job, const char *why)
 {
 	size_t n = agent_move_n(job);
 	_cleanup_(freep) uint32_t *moves = calloc(n, sizeof(moves[0]));
@@ -36,16 +36,14 @@ static void go_without(struct agent_job *job, uint32_t index, const char *why)
 		return;
 	}
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
-		if (job->membership.gone[i])
-			moves[job->fleet.n_viewed + job->layout.rank_of_local[i]] =
-				i == index ? DATA_MOVES_LOST : DATA_MOVES_LEFT;
+		moves[job->fleet.n_viewed + job->layout.rank_of_local[i]] = job->membership.gone[i];
 	agent_move_unite(job, moves, n, why);
 }
 
 void agent_elastic_settle(struct agent_job *job)
 {
 	if (job->distributed && job->membership.n_gone)
-		go_without(job, RANK_AWAY, "a rank has left");
+		go_without(job, "a rank has left");
 }
 
 void agent_elastic_recall(struct agent_job *job)
@@ -65,8 +63,8 @@ void agent_elastic_recall(struct agent_job *job)
 			job->placement.moves[job->fleet.n_viewed + rank] = DATA_MOVES_LOST;
 		if (local == RANK_AWAY)
 			continue;
-		job->membership.gone[local] = job->membership.out[rank] ||
-					      ledger_has_departed(job->resumption.ledger, rank);
+		if (job->membership.out[rank] || ledger_has_departed(job->resumption.ledger, rank))
+			job->membership.gone[local] = DATA_MOVES_LOST;
 		job->membership.n_gone += job->membership.gone[local] && !job->membership.out[rank];
 	}
 }
@@ -86,7 +84,7 @@ static void drop_here(struct agent_job *job, uint32_t index, const struct failur
 	struct agent_member *member = job->members[index];
 	uint64_t number = job->number;
 
-	job->membership.gone[index] = true;
+	job->membership.gone[index] = (uint8_t)said_of(job, member->rank);
 	if (job->resumption.ledger)
 		ledger_leave(job->resumption.ledger, member->rank);
 	agent_job_detach(member);
@@ -166,7 +164,7 @@ bool agent_elastic_moved(struct agent_job *job, const char *why)
 		job->membership.out[rank] = job->membership.number;
 		ledger_set_out(job->resumption.ledger, rank, job->membership.number);
 		if (local != RANK_AWAY)
-			job->membership.n_gone -= job->membership.gone[local];
+			job->membership.n_gone -= job->membership.gone[local] != 0;
 	}
 	log_notice("job %s: %u of %u ranks from now on, without %s: %s", job->owner.name,
 		   agent_elastic_size(job), job->shape.size, agent_ranks_end(&names), why);
@@ -176,9 +174,8 @@ bool agent_elastic_moved(struct agent_job *job, const char *why)
 /* After a restart: some may have died, or others may have gone on without some, meanwhile. */
 static void resumed_far(struct agent_job *job)
 {
-	for (uint32_t i = 0; i < job->layout.n_local && job->membership.n_gone; i++)
-		if (job->membership.gone[i] && !job->membership.out[job->layout.rank_of_local[i]])
-			go_without(job, i, "a rank has died or left");
+	if (job->membership.n_gone)
+		go_without(job, "a rank has died or left");
 	agent_elastic_go_on(job, "so the others said while this daemon was away");
 }
 
@@ -188,7 +185,7 @@ static void drop_far(struct agent_job *job, uint32_t index, const struct failure
 {
 	if (job->membership.gone[index])
 		return;
-	job->membership.gone[index] = true;
+	job->membership.gone[index] = leaves ? DATA_MOVES_LEFT : DATA_MOVES_LOST;
 	job->membership.n_gone++;
 	if (!leaves)
 		ledger_leave(job->resumption.ledger, job->layout.rank_of_local[index]);
@@ -199,7 +196,7 @@ static void drop_far(struct agent_job *job, uint32_t index, const struct failure
 	 */
 	if (!leaves) {
 		agent_round_exclude(job, index);
-		go_without(job, index, failure->text);
+		go_without(job, failure->text);
 	}
 	if (job->state == JOB_RUNNING) {
 		agent_tensor_without(job);
@@ -219,7 +216,7 @@ static bool drop_resuming(struct agent_job *job, uint32_t index, uint32_t rank,
 	ledger_leave(job->resumption.ledger, rank);
 	if (job->layout.size) {
 		job->membership.n_gone += !job->membership.gone[index];
-		job->membership.gone[index] = true;
+		job->membership.gone[index] = DATA_MOVES_LOST;
 		return true;
 	}
 	job->departed.n_before++;
@@ -240,14 +237,28 @@ bool agent_elastic_drop_forming(struct agent_job *job, uint32_t index, uint32_t 
 	return true;
 }
 
-/* It died while the ranks regrouped. */
-static void drop_absent(struct agent_job *job, uint32_t index)
+/* Some died while the ranks regrouped: the job goes on without them all at once. It has no rounds yet. */
+static void drop_absent(struct agent_job *job)
 {
+	struct agent_ranks_text names = { 0 };
+	size_t n_gone = job->membership.n_gone;
 	struct failure failure;
 
-	(void)failure_set(&failure, -EPIPE, "rank %u of job %s died while the ranks regrouped",
-			  job->layout.rank_of_local[index], job->owner.name);
-	drop_far(job, index, &failure, false);
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		uint32_t rank = job->layout.rank_of_local[i];
+
+		if (job->members[i] || job->membership.gone[i])
+			continue;
+		job->membership.gone[i] = DATA_MOVES_LOST;
+		job->membership.n_gone++;
+		ledger_leave(job->resumption.ledger, rank);
+		agent_ranks_add(&names, rank);
+	}
+	if (job->membership.n_gone == n_gone)
+		return;
+	(void)failure_set(&failure, -EPIPE, "%s of job %s died while the ranks regrouped",
+			  agent_ranks_end(&names), job->owner.name);
+	go_without(job, failure.text);
 }
 
 /* Some were lost before it had begun. */
@@ -272,9 +283,8 @@ void agent_elastic_formed(struct agent_job *job)
 	if (!job->resumption.resumed) {
 		if (job->resumption.ledger)
 			ledger_set_membership(job->resumption.ledger, job->membership.first);
-		for (uint32_t i = 0; job->distributed && i < job->layout.n_local; i++)
-			if (!job->members[i] && job->state == JOB_RUNNING)
-				drop_absent(job, i);
+		if (job->distributed)
+			drop_absent(job);
 		check_size(job);
 		return;
 	}
