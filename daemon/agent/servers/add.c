@@ -63,11 +63,19 @@ int agent_add_places(struct agent_job *job)
 	return 0;
 }
 
-static bool has(const struct agent_job *job, const struct view_member *member)
+/* Most servers of a job are in the order in which they are members: *next is where the one after the last that was found is. */
+static bool has(const struct agent_job *job, const struct view_member *member, size_t *next)
 {
-	for (size_t i = 0; i < job->fleet.n_servers; i++)
-		if (agent_add_is(&job->fleet.servers[i], member))
-			return true;
+	size_t n = job->fleet.n_servers;
+
+	for (size_t i = 0; i < n; i++) {
+		size_t number = (*next + i) % n;
+
+		if (!agent_add_is(&job->fleet.servers[number], member))
+			continue;
+		*next = number + 1;
+		return true;
+	}
 	return false;
 }
 
@@ -108,7 +116,7 @@ void agent_add_look(struct agent_job *job)
 {
 	const struct view *view;
 	uint32_t n_asked = 0;
-	size_t first;
+	size_t first, next = 0;
 
 	if (!job->retention.keeps || job->state != JOB_RUNNING || !agent_elastic_is_first(job))
 		return;
@@ -121,7 +129,7 @@ void agent_add_look(struct agent_job *job)
 		size_t number = (first + i) % view->n_members;
 		const struct view_member *member = &view->members[number];
 
-		if (!(member->roles & ROLE_SERVER) || !*member->address || has(job, member))
+		if (!(member->roles & ROLE_SERVER) || !*member->address || has(job, member, &next))
 			continue;
 		if (job->placement.added.n >= ADDED_MAX) {
 			log_warning("job %s: may be given %u servers after it began; %s is one too "
