@@ -3,6 +3,40 @@
  */
 #include "agent/job/job.h"
 
+struct stripes {
+	size_t refs;
+	uint16_t servers[];
+};
+
+static struct stripes *stripes_of(uint16_t *stripes)
+{
+	return container_of(stripes, struct stripes, servers[0]);
+}
+
+uint16_t *agent_stripes_new(size_t n)
+{
+	struct stripes *stripes = calloc(1, sizeof(*stripes) + n * sizeof(stripes->servers[0]));
+
+	if (!stripes)
+		return NULL;
+	stripes->refs = 1;
+	return stripes->servers;
+}
+
+uint16_t *agent_stripes_ref(uint16_t *stripes)
+{
+	if (stripes)
+		stripes_of(stripes)->refs++;
+	return stripes;
+}
+
+uint16_t *agent_stripes_unref(uint16_t *stripes)
+{
+	if (stripes && !--stripes_of(stripes)->refs)
+		free(stripes_of(stripes));
+	return NULL;
+}
+
 bool agent_placement_has(const struct agent_job *job, size_t server)
 {
 	if (!job->placement.moves)

@@ -9,11 +9,15 @@
 struct agent_job;
 struct agent_server;
 
-/* Stripes that were scheduled. */
-struct agent_stripes {
-	struct list link;
-	uint16_t *stripes;
-};
+/*
+ * The server of each stripe: a row with references, as threads of the pool may still read one that counts no more. What these
+ * return and take is its first entry. Control thread.
+ */
+uint16_t *agent_stripes_new(size_t n); /* all 0; NULL: without memory */
+/* Both take NULL; the second returns it. */
+uint16_t *agent_stripes_ref(uint16_t *stripes);
+uint16_t *agent_stripes_unref(uint16_t *stripes);
+DEFINE_CLEANUP(uint16_t *, agent_stripes_unref)
 
 /* Which servers the job goes on with, and who has which part: move.c, add.c. */
 struct agent_placement {
@@ -23,12 +27,10 @@ struct agent_placement {
 	struct loop_timer add_timer; /* when more are looked for: add.c */
 	uint64_t add_ns;	     /* for how long that was waited, the last time */
 	size_t add_from; /* member of the newest view with which that begins: others were asked */
-	uint32_t *moved_before;	 /* the run before: `moves` when its ranks regrouped; or NULL */
-	uint32_t data_epoch;	 /* of what is said about data */
-	uint64_t n_moved;	 /* how often this node has gone over */
-	uint16_t *first_stripes; /* as the home has scheduled them */
-	struct list later;	 /* those after them */
-	uint16_t *stripes;
+	uint32_t *moved_before; /* the run before: `moves` when its ranks regrouped; or NULL */
+	uint32_t data_epoch;	/* of what is said about data */
+	uint64_t n_moved;	/* how often this node has gone over */
+	uint16_t *stripes;	/* agent_stripes_new() */
 	size_t n_stripes;
 };
 

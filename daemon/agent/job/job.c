@@ -148,7 +148,6 @@ int agent_job_make(struct agent *agent, const struct agent_join *join, struct ag
 	list_init(&job->retention.starved);
 	list_init(&job->retention.in_place);
 	list_init(&job->retention.spare_in_place);
-	list_init(&job->placement.later);
 	job->agent->hooks->made(job);
 	agent_quota_init(job);
 	(void)snprintf(job->owner.name, sizeof(job->owner.name), "%s", join->job);

@@ -94,7 +94,7 @@ struct agent_memory {
 	struct account *
 		account; /* of the user whose rank came first, or NULL; charged with what is held */
 	struct quota held;   /* of the account */
-	uint64_t held_ranks; /* of that: what grows with ranks */
+	uint64_t held_ranks; /* of that: what grows with ranks, and stays as long as the job */
 	bool counted;	     /* as one of the account's jobs */
 	struct bulk bulk;    /* rounds, parts and tensors, for the job's life */
 	struct quota rows;   /* what push_pull_rows hold */

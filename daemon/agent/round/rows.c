@@ -50,7 +50,8 @@ static int place(struct agent_rows *rows)
 	uint64_t group_bytes = MIN(job->part_bytes, ROWS_GROUP_BYTES), n_groups;
 
 	rows->n_servers = job->distributed ? job->fleet.n_servers : 0;
-	rows->stripes = job->placement.stripes;
+	(void)agent_stripes_unref(rows->stripes);
+	rows->stripes = agent_stripes_ref(job->placement.stripes);
 	rows->epoch = job->placement.data_epoch;
 	rows->servers =
 		held_new(rows->quota, MAX(rows->n_servers, (size_t)1) * sizeof(rows->servers[0]));
@@ -151,6 +152,7 @@ struct agent_rows *agent_rows_free(struct agent_rows *rows)
 		server_spend(rows, &rows->servers[i], charged, &left);
 	}
 	rows->servers = held_free(rows->servers);
+	(void)agent_stripes_unref(rows->stripes);
 	quota_release(rows->quota, rows->charged);
 	return held_free(rows);
 }

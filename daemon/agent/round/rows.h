@@ -67,7 +67,7 @@ struct agent_rows {
 	size_t next_server;
 	uint64_t next_piece;
 	/* The job's, as rows were cut. A server that knows of another placement refuses them. */
-	const uint16_t *stripes;
+	uint16_t *stripes; /* a reference */
 	uint32_t epoch;
 	size_t n_servers; /* 0: on this node alone */
 	struct agent_rows_server *servers;

@@ -308,6 +308,19 @@ int agent_setup_connect(struct agent_job *job, size_t server)
 	return error_trace(r);
 }
 
+/* What servers are told of a run that began when ranks regrouped. */
+static int keep_joined(struct agent_job *job, const Bps__Cluster__JobJoined *m)
+{
+	int r = pack(&m->base, DATA_SETUP_MAX, &job->membership.joined,
+		     &job->membership.joined_len);
+
+	if (!r && quota_charge(&job->memory.held, job->membership.joined_len))
+		r = error_origin(-EDQUOT);
+	else if (!r)
+		job->memory.held_ranks += job->membership.joined_len;
+	return error_trace(r);
+}
+
 /* Takes over what the home server has put together, which it may have done wrong. */
 static int take_joined(struct agent_job *job, const Bps__Cluster__JobJoined *m)
 {
@@ -326,7 +339,7 @@ static int take_joined(struct agent_job *job, const Bps__Cluster__JobJoined *m)
 	for (size_t i = 0; i < m->n_member_of_node; i++)
 		if (m->member_of_node[i] > job->fleet.view->n_members)
 			return error_origin(-EPROTO);
-	job->placement.stripes = calloc(m->n_stripes, sizeof(job->placement.stripes[0]));
+	job->placement.stripes = agent_stripes_new(m->n_stripes);
 	if (!job->placement.stripes)
 		return error_origin(-ENOMEM);
 	for (size_t i = 0; i < m->n_stripes; i++)
@@ -349,8 +362,7 @@ static int take_joined(struct agent_job *job, const Bps__Cluster__JobJoined *m)
 	if (!r)
 		r = agent_departed_init(job);
 	if (!r && m->regroups)
-		r = pack(&m->base, DATA_SETUP_MAX, &job->membership.joined,
-			 &job->membership.joined_len);
+		r = keep_joined(job, m);
 	return error_trace(r);
 }
 

@@ -94,18 +94,17 @@ static int assign_to(const struct agent_job *job, uint16_t *stripes)
 /* Deals all stripes anew: what is said about data before does not count any more, and nothing is where it was. */
 static int assign(struct agent_job *job)
 {
-	_cleanup_(freep) uint16_t *stripes = calloc(job->placement.n_stripes, sizeof(stripes[0]));
-	_cleanup_(freep) struct agent_stripes *kept = malloc(sizeof(*kept));
+	_cleanup_(agent_stripes_unrefp) uint16_t *stripes =
+		agent_stripes_new(job->placement.n_stripes);
 	int r;
 
-	if (!stripes || !kept)
+	if (!stripes)
 		return error_origin(-ENOMEM);
 	r = assign_to(job, stripes);
 	if (r)
 		return error_trace(r);
-	/* A thread of the pool may be reading the others: push_pull_rows. */
-	job->placement.stripes = kept->stripes = TAKE_PTR(stripes);
-	list_push_back(&job->placement.later, &TAKE_PTR(kept)->link);
+	(void)agent_stripes_unref(job->placement.stripes);
+	job->placement.stripes = TAKE_PTR(stripes);
 	return 0;
 }
 
@@ -200,7 +199,6 @@ int agent_move_init(struct agent_job *job)
 	if (!job->retention.keeps)
 		return 0;
 	job->placement.moves = calloc(agent_move_n(job), sizeof(job->placement.moves[0]));
-	job->placement.first_stripes = job->placement.stripes;
 	if (!job->placement.moves)
 		return error_origin(-ENOMEM);
 	job->agent->hooks->ranks_recalled(job);
@@ -221,14 +219,7 @@ int agent_move_init(struct agent_job *job)
 
 void agent_move_done(struct agent_job *job)
 {
-	struct agent_stripes *kept, *next;
-
-	list_for_each_safe (kept, next, &job->placement.later, link) {
-		list_remove(&kept->link);
-		free(kept->stripes);
-		free(kept);
-	}
-	free(job->placement.first_stripes ? job->placement.first_stripes : job->placement.stripes);
+	(void)agent_stripes_unref(job->placement.stripes);
 	free(job->placement.moves);
 	free(job->placement.moved_before);
 	free(job->fleet.member_of_node);
