@@ -18,6 +18,8 @@ extern pthread_mutex_t fake_lock;
 _Noreturn void fake_abort(const char *format, ...) __attribute__((__format__(__printf__, 1, 2)));
 /* Counts a call. Whether it is to fail: errno is set then. The lock is held. */
 bool fake_fails(const char *call);
+/* As fake_hold() says. The lock is held; it is let go of meanwhile. */
+void fake_wait(const char *call, uint64_t bytes);
 extern struct fake_machine fake_machine;
 extern enum fake_wire fake_wire;
 extern struct fake_asked fake_last;

@@ -40,6 +40,14 @@ void fake_fail(const char *call, int error, unsigned nth, unsigned times);
 /* How often it was called, whether it failed or not. */
 unsigned fake_n_calls(const char *call);
 
+/*
+ * ibv_reg_mr or ibv_dereg_mr waits before it does anything, from now on, for regions of so many bytes at least; with NULL, who
+ * waits goes on.
+ */
+void fake_hold(const char *call, uint64_t least);
+/* Threads that wait there. */
+unsigned fake_n_held(void);
+
 enum fake_wire {
 	FAKE_WIRE_WHOLE,
 	FAKE_WIRE_CUT,	  /* nothing arrives: the retries of what is posted are exceeded at once */

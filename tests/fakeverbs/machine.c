@@ -102,6 +102,40 @@ EXPORT unsigned fake_n_calls(const char *call)
 	return n;
 }
 
+static struct {
+	const char *call;
+	uint64_t least;
+	unsigned n;
+	pthread_cond_t changed;
+} hold = { .changed = PTHREAD_COND_INITIALIZER };
+
+void fake_wait(const char *call, uint64_t bytes)
+{
+	hold.n++;
+	while (hold.call && !strcmp(hold.call, call) && bytes >= hold.least)
+		pthread_cond_wait(&hold.changed, &fake_lock);
+	hold.n--;
+}
+
+EXPORT void fake_hold(const char *call, uint64_t least)
+{
+	pthread_mutex_lock(&fake_lock);
+	hold.call = call;
+	hold.least = least;
+	pthread_cond_broadcast(&hold.changed);
+	pthread_mutex_unlock(&fake_lock);
+}
+
+EXPORT unsigned fake_n_held(void)
+{
+	unsigned n;
+
+	pthread_mutex_lock(&fake_lock);
+	n = hold.n;
+	pthread_mutex_unlock(&fake_lock);
+	return n;
+}
+
 EXPORT void fake_machine_set(const struct fake_machine *machine)
 {
 	pthread_mutex_lock(&fake_lock);

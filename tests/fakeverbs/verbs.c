@@ -164,6 +164,7 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *data, size_t len, int 
 	bool is_pinned = !(access & IBV_ACCESS_ON_DEMAND);
 
 	pthread_mutex_lock(&fake_lock);
+	fake_wait("ibv_reg_mr", len);
 	if (fake_fails("ibv_reg_mr")) {
 	} else if (!is_pinned && !fake_machine.has_odp) {
 		errno = EOPNOTSUPP;
@@ -222,6 +223,7 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
 	struct fake_mr *mr = container_of(ibv, struct fake_mr, mr);
 
 	pthread_mutex_lock(&fake_lock);
+	fake_wait("ibv_dereg_mr", ibv->length);
 	if (mr->n_windows)
 		fake_abort("ibv_dereg_mr: %u windows are open on it", mr->n_windows);
 	key_free(mr->mr.rkey);
