@@ -153,9 +153,11 @@ int agent_new(const struct agent_params *params, struct agent **ret_agent)
 	return 0;
 }
 
-static void on_buffer_leaving(struct buffer *buffer)
+static bool on_buffer_leaving(struct buffer *buffer, struct mail *left)
 {
+	(void)left;
 	transport_memory_remove(buffer->leaving_user, buffer->data);
+	return true;
 }
 
 int agent_buffer_shared(struct agent *agent, struct buffer *buffer)

@@ -205,19 +205,27 @@ struct buffer *buffer_ref(struct buffer *buffer)
 	return buffer;
 }
 
-static void buffer_free(void *user)
+/* Nothing knows it any more. */
+static void on_left(struct mail *mail)
 {
-	struct buffer *buffer = user;
+	struct buffer *buffer = container_of(mail, struct buffer, left);
 
 	end_burial(buffer);
-	if (buffer->leaving)
-		buffer->leaving(buffer);
 	unmap(buffer->data, (size_t)buffer->len);
 	if (buffer->quota)
 		quota_release(buffer->quota, buffer->len);
 	if (buffer->released)
 		buffer->released(buffer);
 	free(buffer);
+}
+
+static void buffer_free(void *user)
+{
+	struct buffer *buffer = user;
+
+	buffer->left.run = on_left;
+	if (!buffer->leaving || buffer->leaving(buffer, &buffer->left))
+		on_left(&buffer->left);
 }
 
 struct buffer *buffer_unref(struct buffer *buffer)

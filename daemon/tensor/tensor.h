@@ -55,9 +55,13 @@ struct buffer {
 	 * touches one of them waits until all have gone. False: the memfd has few pages, and can get no more.
 	 */
 	bool stalls;
-	/* Optional: called right before host memory is unmapped: hardware that knows it must forget it. */
-	void (*leaving)(struct buffer *buffer);
+	/*
+	 * Optional: called before host memory is unmapped: hardware that knows it must forget it. Returns whether it has; if not,
+	 * `left` is to run on the control thread once it has, and the buffer stays as it is until then.
+	 */
+	bool (*leaving)(struct buffer *buffer, struct mail *left);
 	void *leaving_user;
+	struct mail left;
 	/* Optional: called when it has been unmapped, and no worker has it imported, right before it is freed. */
 	void (*released)(struct buffer *buffer);
 	void *user;		/* free for the owner's use */

@@ -69,6 +69,37 @@ TEST(lives_until_the_last_use)
 	ASSERT_EQ(n_released, 1);
 }
 
+static struct mail *left;
+
+static bool on_leaving(struct buffer *buffer, struct mail *mail)
+{
+	ASSERT_EQ(quota_used(buffer->quota), 4096);
+	left = mail;
+	return false;
+}
+
+/* Hardware that knows it takes its time: until then it is there, and charged. */
+TEST(lives_until_hardware_has_forgotten_it)
+{
+	struct quota quota;
+	struct failure failure;
+	struct buffer *buffer;
+	int fd = sealed(4096);
+
+	quota_init(&quota, 4096, NULL);
+	ASSERT_OK(buffer_map(fd, 4096, &quota, &buffer, &failure));
+	(void)fd_close(fd);
+	buffer->leaving = on_leaving;
+	buffer->released = on_released;
+	(void)buffer_unref(buffer);
+	ASSERT_EQ(n_released, 0);
+	ASSERT_EQ(quota_used(&quota), 4096);
+	buffer->data[0] = 'x';
+	left->run(left);
+	ASSERT_EQ(n_released, 1);
+	ASSERT_EQ(quota_used(&quota), 0);
+}
+
 static bool stalls(off_t len, int seals)
 {
 	struct quota quota;
