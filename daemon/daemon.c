@@ -221,7 +221,7 @@ static int staging_opened(void *user, void *data, size_t len)
 {
 	struct daemon *daemon = user;
 
-	return error_trace(transport_memory_add(daemon->transport, data, len));
+	return error_trace(transport_memory_add(daemon->transport, NULL, data, len));
 }
 
 static int staging_exported(void *user, void *data, size_t len, int dmabuf, struct failure *failure)
@@ -235,7 +235,7 @@ static void staging_closing(void *user, void *data)
 {
 	struct daemon *daemon = user;
 
-	transport_memory_remove(daemon->transport, data);
+	(void)transport_memory_remove(daemon->transport, data, NULL);
 }
 
 static const struct gpu_staging_ops staging_ops = {

@@ -155,9 +155,7 @@ int agent_new(const struct agent_params *params, struct agent **ret_agent)
 
 static bool on_buffer_leaving(struct buffer *buffer, struct mail *left)
 {
-	(void)left;
-	transport_memory_remove(buffer->leaving_user, buffer->data);
-	return true;
+	return transport_memory_remove(buffer->leaving_user, buffer->data, left);
 }
 
 int agent_buffer_shared(struct agent *agent, struct buffer *buffer)
@@ -167,7 +165,8 @@ int agent_buffer_shared(struct agent *agent, struct buffer *buffer)
 
 	if (!transport || buffer->device)
 		return 0;
-	r = transport_memory_add(transport, buffer->data, (size_t)buffer->len);
+	/* A session's memory is one owner's. */
+	r = transport_memory_add(transport, buffer->quota, buffer->data, (size_t)buffer->len);
 	if (r)
 		return error_trace(r);
 	buffer->leaving = on_buffer_leaving;

@@ -245,12 +245,17 @@ int transport_set_key(struct transport *transport, const void *key, size_t len);
 /*
  * Memory that calls will name as payload or target: by RDMA it is then read and written where it lies. Memory that was
  * not told works too, by way of a copy; so does that which the device refuses, which is said. Nothing happens but a note
- * until an RDMA lane first uses it; then it is pinned, as one region for each device. It must be removed before it is
- * unmapped, and no call may name it then. Harmless without RDMA. Blocks of params.blocks need not be told. Any thread.
- * Returns 0 or -ENOMEM.
+ * until an RDMA lane first uses it; then it is pinned, as one region for each device. That may take seconds if it is large,
+ * and is done elsewhere: until then it is copied. What an owner (a name for whose it is, or NULL: the daemon's) has keeps
+ * no other's waiting. Harmless without RDMA. Blocks of params.blocks need not be told. Any thread. Returns 0 or -ENOMEM.
  */
-int transport_memory_add(struct transport *transport, void *data, size_t len);
-void transport_memory_remove(struct transport *transport, void *data);
+int transport_memory_add(struct transport *transport, const void *owner, void *data, size_t len);
+/*
+ * No call names it any more: none may when this is called. Returns whether no device knows it any more either. If not, that
+ * takes its time, too: gone runs on the control thread when it is so, in transport_close() at the latest. Until then the memory
+ * stays pinned, mapped or not, and may be told anew. gone may be NULL. Any thread.
+ */
+bool transport_memory_remove(struct transport *transport, void *data, struct mail *gone);
 /*
  * The same of memory of another device, len bytes of a dma-buf (whose descriptor stays the caller's): at `data` are addresses
  * which are reserved, and by which calls name it. It is registered with all RDMA devices now, or with none. Its key is its

@@ -139,7 +139,7 @@ static int on_staging(void *user, void *data, size_t len)
 {
 	const struct device *device = user;
 
-	return transport_memory_add(device->transport, data, len);
+	return transport_memory_add(device->transport, NULL, data, len);
 }
 
 static int on_exported(void *user, void *data, size_t len, int dmabuf, struct failure *failure)
@@ -153,7 +153,7 @@ static void on_closing(void *user, void *data)
 {
 	const struct device *device = user;
 
-	transport_memory_remove(device->transport, data);
+	(void)transport_memory_remove(device->transport, data, NULL);
 }
 
 static const struct gpu_staging_ops staging_ops = { on_staging, on_exported, on_closing };

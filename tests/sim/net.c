@@ -1257,18 +1257,21 @@ uint64_t transport_bytes_s(const struct transport *transport)
 	return 0;
 }
 
-int transport_memory_add(struct transport *transport, void *data, size_t len)
+int transport_memory_add(struct transport *transport, const void *owner, void *data, size_t len)
 {
 	(void)transport;
+	(void)owner;
 	(void)data;
 	(void)len;
 	return 0;
 }
 
-void transport_memory_remove(struct transport *transport, void *data)
+bool transport_memory_remove(struct transport *transport, void *data, struct mail *gone)
 {
 	(void)transport;
 	(void)data;
+	(void)gone;
+	return true;
 }
 
 unsigned transport_memory_regions(const struct transport *transport, const void *data)

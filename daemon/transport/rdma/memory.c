@@ -1,79 +1,10 @@
 /*
  * Memory that RDMA devices read and write: regions by address, registered with a device when the
  * device first uses one. Slabs of blocks are added by the watcher of blocks; daemon.c and the
- * agent add staging, arenas and trainers' memory. Any thread.
+ * agent add staging, arenas and trainers' memory. Who moves a message registers what is small, and
+ * slabs; what is large is for the registrars, and is copied until they are done. Any thread.
  */
 #include "transport/rdma/rdma.h"
-
-#include "base/clock.h"
-#include "base/log.h"
-#include <stdio.h>
-#include <sys/resource.h>
-
-/* With windows nobody but our own device writes to a region itself. */
-static int access_of(const struct rdma_device *device)
-{
-	return IBV_ACCESS_LOCAL_WRITE |
-	       (device->has_windows ? IBV_ACCESS_MW_BIND : IBV_ACCESS_REMOTE_WRITE);
-}
-
-void rdma_explain(int error, const char *what, char *text, size_t size)
-{
-	struct rlimit limit;
-
-	if (error == ENOMEM && !getrlimit(RLIMIT_MEMLOCK, &limit) &&
-	    limit.rlim_cur != RLIM_INFINITY)
-		(void)snprintf(text, size,
-			       "%s: %s; this process may lock %llu KiB of memory: raise that "
-			       "(LimitMEMLOCK=infinity in its unit, or ulimit -l unlimited)",
-			       what, strerrordesc_np(error),
-			       (unsigned long long)limit.rlim_cur >> 10);
-	else if (error == EACCES || error == EPERM)
-		(void)snprintf(
-			text, size,
-			"%s: %s; this user may not open the device: see the owner and mode of "
-			"/dev/infiniband (Debian: group rdma), and DeviceAllow= of its unit",
-			what, strerrordesc_np(error));
-	else
-		(void)snprintf(text, size, "%s: %s", what,
-			       strerrordesc_np(error) ?: "unknown error");
-}
-
-/* Counts what came of a registration that began then. Keeps errno. */
-static struct ibv_mr *counted(struct rdma *rdma, struct ibv_mr *mr, uint64_t start_ns)
-{
-	struct rdma_metrics *metrics = &rdma->metrics;
-
-	if (!mr) {
-		metric_add(&metrics->refused, 1);
-		return NULL;
-	}
-	metric_add(&metrics->regions, 1);
-	metric_add(&metrics->bytes_pinned, mr->length);
-	metric_add(&metrics->registrations, 1);
-	metric_add(&metrics->registration_us, (clock_now_ns() - start_ns) / 1000);
-	return mr;
-}
-
-struct ibv_mr *rdma_register(struct rdma *rdma, struct rdma_device *device, void *data, size_t len,
-			     int access)
-{
-	uint64_t start_ns = clock_now_ns();
-	struct ibv_mr *mr = rdma->verbs->reg_mr(device->pd, data, len, access);
-
-	if (!mr && errno == ENOMEM && device->has_odp)
-		mr = rdma->verbs->reg_mr(device->pd, data, len, access | IBV_ACCESS_ON_DEMAND);
-	return counted(rdma, mr, start_ns);
-}
-
-void rdma_unregister(struct rdma *rdma, struct ibv_mr *mr)
-{
-	if (!mr)
-		return;
-	metric_sub(&rdma->metrics.regions, 1);
-	metric_sub(&rdma->metrics.bytes_pinned, mr->length);
-	(void)rdma->verbs->dereg_mr(mr);
-}
 
 /* The first region behind an address; under the lock. */
 static size_t position_of(const struct rdma_memory *memory, uintptr_t at)
@@ -102,30 +33,16 @@ static struct rdma_region *region_of(const struct rdma_memory *memory, const voi
 	return region;
 }
 
-/* First use. The lock is held for writing. */
-static void region_register(struct rdma *rdma, struct rdma_device *device,
-			    struct rdma_region *region)
+static struct ibv_mr *register_at_once(struct rdma *rdma, struct rdma_device *device,
+				       struct rdma_region *region)
 {
-	uint64_t start_ns = clock_now_ns();
-	char text[320];
-	unsigned i = device->index;
+	struct ibv_mr *mr;
 
-	if (region->mrs[i] || region->is_refused[i])
-		return;
-	region->mrs[i] =
-		rdma_register(rdma, device, (void *)region->start, region->len, access_of(device));
-	if (region->mrs[i]) {
-		log_debug("rdma: %s: registered %zu KiB in %llu us", device->name,
-			  region->len >> 10,
-			  (unsigned long long)(clock_now_ns() - start_ns) / 1000);
-		return;
-	}
-	region->is_refused[i] = true;
-	if (atomic_exchange(&rdma->has_complained, true))
-		return;
-	rdma_explain(errno, "cannot register memory, so it is copied on its way", text,
-		     sizeof(text));
-	log_warning("rdma: %s: %zu KiB: %s", device->name, region->len >> 10, text);
+	(void)pthread_mutex_lock(&rdma->memory.at_once);
+	rdma_region_register(rdma, device, region);
+	mr = region->mrs[device->index];
+	(void)pthread_mutex_unlock(&rdma->memory.at_once);
+	return mr;
 }
 
 struct ibv_mr *rdma_memory_find(struct rdma *rdma, struct rdma_device *device, const void *data,
@@ -144,20 +61,15 @@ struct ibv_mr *rdma_memory_find(struct rdma *rdma, struct rdma_device *device, c
 	(void)pthread_rwlock_unlock(&memory->lock);
 	if (!is_new)
 		return mr;
-	(void)pthread_rwlock_wrlock(&memory->lock);
-	region = region_of(memory, data, len);
-	if (region) {
-		region_register(rdma, device, region);
-		mr = region->mrs[device->index];
-	}
-	(void)pthread_rwlock_unlock(&memory->lock);
-	return mr;
+	if (region->is_block || region->len <= RDMA_AT_ONCE)
+		return register_at_once(rdma, device, region);
+	rdma_registrar_register(rdma, device, region);
+	return NULL;
 }
 
 static void region_free(struct rdma *rdma, struct rdma_region *region)
 {
-	for (unsigned i = 0; i < RDMA_DEVICES; i++)
-		rdma_unregister(rdma, region->mrs[i]);
+	rdma_region_unregister(rdma, region);
 	free(region);
 }
 
@@ -176,7 +88,7 @@ static int memory_reserve(struct rdma_memory *memory)
 	return 0;
 }
 
-int rdma_memory_add(struct rdma *rdma, const struct rdma_region *region)
+static int add(struct rdma *rdma, const struct rdma_region *region)
 {
 	struct rdma_memory *memory = &rdma->memory;
 	struct rdma_region *copy = malloc(sizeof(*copy));
@@ -201,7 +113,8 @@ int rdma_memory_add(struct rdma *rdma, const struct rdma_region *region)
 	return error_trace(r);
 }
 
-void rdma_memory_remove(struct rdma *rdma, void *data)
+/* Returns whether no device knows it any more; else gone, if not NULL, runs on the home thread when that is so. */
+static bool take_out(struct rdma *rdma, void *data, struct mail *gone)
 {
 	struct rdma_memory *memory = &rdma->memory;
 	struct rdma_region *region = NULL;
@@ -216,27 +129,33 @@ void rdma_memory_remove(struct rdma *rdma, void *data)
 			(memory->n - (i - 1)) * sizeof(*memory->regions));
 	}
 	(void)pthread_rwlock_unlock(&memory->lock);
+	if (region && region->len > RDMA_AT_ONCE)
+		return rdma_registrar_unregister(rdma, region, gone);
 	if (region)
 		region_free(rdma, region);
+	return true;
 }
 
 static void slab_added(struct block_watcher *watcher, void *data, size_t len)
 {
 	struct rdma *rdma = container_of(watcher, struct rdma, watcher);
-	struct rdma_region region = { .start = (uintptr_t)data, .len = len };
+	struct rdma_region region = { .start = (uintptr_t)data, .len = len, .is_block = true };
 
 	/* Out of memory: blocks in it are then not moved by RDMA, which says so. */
-	(void)rdma_memory_add(rdma, &region);
+	(void)add(rdma, &region);
 }
 
+/* Its pages stay for as long as devices know them, though their addresses go. */
 static void slab_removed(struct block_watcher *watcher, void *data)
 {
-	rdma_memory_remove(container_of(watcher, struct rdma, watcher), data);
+	(void)take_out(container_of(watcher, struct rdma, watcher), data, NULL);
 }
 
 void rdma_memory_init(struct rdma *rdma)
 {
 	(void)pthread_rwlock_init(&rdma->memory.lock, NULL);
+	(void)pthread_mutex_init(&rdma->memory.at_once, NULL);
+	rdma_registrars_init(&rdma->registrars);
 	rdma->watcher =
 		(struct block_watcher){ .slab_added = slab_added, .slab_removed = slab_removed };
 	block_cache_watch(rdma->transport->blocks, &rdma->watcher);
@@ -247,9 +166,11 @@ void rdma_memory_done(struct rdma *rdma)
 	struct rdma_memory *memory = &rdma->memory;
 
 	block_cache_unwatch(rdma->transport->blocks, &rdma->watcher);
+	rdma_registrars_done(rdma);
 	while (memory->n)
 		region_free(rdma, memory->regions[--memory->n]);
 	free(memory->regions);
+	(void)pthread_mutex_destroy(&memory->at_once);
 	(void)pthread_rwlock_destroy(&memory->lock);
 }
 
@@ -258,17 +179,6 @@ void rdma_memory_done(struct rdma *rdma)
  * on such regions.
  */
 
-static struct ibv_mr *register_direct(struct rdma *rdma, struct rdma_device *device,
-				      const struct rdma_region *region, int dmabuf)
-{
-	uint64_t start_ns = clock_now_ns();
-	struct ibv_mr *mr;
-
-	mr = rdma->verbs->reg_dmabuf_mr(device->pd, 0, region->len, region->start, dmabuf,
-					IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-	return counted(rdma, mr, start_ns);
-}
-
 static int add_direct(struct rdma *rdma, struct rdma_region *region, int dmabuf,
 		      struct failure *failure)
 {
@@ -276,14 +186,14 @@ static int add_direct(struct rdma *rdma, struct rdma_region *region, int dmabuf,
 	int r;
 
 	for (unsigned i = 0; i < rdma->n_devices; i++) {
-		region->mrs[i] = register_direct(rdma, &rdma->devices[i], region, dmabuf);
+		region->mrs[i] = rdma_register_direct(rdma, &rdma->devices[i], region, dmabuf);
 		if (region->mrs[i])
 			continue;
 		r = -(errno ?: EIO);
 		rdma_explain(-r, "its dma-buf cannot be registered", text, sizeof(text));
 		return failure_set(failure, r, "%s: %s", rdma->devices[i].name, text);
 	}
-	r = rdma_memory_add(rdma, region);
+	r = add(rdma, region);
 	return r ? failure_set(failure, r, "out of memory") : 0;
 }
 
@@ -318,17 +228,16 @@ int transport_memory_add_direct(struct transport *transport, void *data, size_t 
 	return r;
 }
 
-int transport_memory_add(struct transport *transport, void *data, size_t len)
+int transport_memory_add(struct transport *transport, const void *owner, void *data, size_t len)
 {
-	struct rdma_region region = { .start = (uintptr_t)data, .len = len };
+	struct rdma_region region = { .start = (uintptr_t)data, .len = len, .owner = owner };
 
-	return transport->rdma ? error_trace(rdma_memory_add(transport->rdma, &region)) : 0;
+	return transport->rdma ? error_trace(add(transport->rdma, &region)) : 0;
 }
 
-void transport_memory_remove(struct transport *transport, void *data)
+bool transport_memory_remove(struct transport *transport, void *data, struct mail *gone)
 {
-	if (transport->rdma)
-		rdma_memory_remove(transport->rdma, data);
+	return transport->rdma ? take_out(transport->rdma, data, gone) : true;
 }
 
 unsigned transport_memory_regions(const struct transport *transport, const void *data)

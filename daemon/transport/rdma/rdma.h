@@ -4,7 +4,7 @@
  *	home	  rdma.c opens and closes all, port.c finds devices and ports, peer.c has what belongs to a peer,
  *		  link.c makes connections, the accepting side of which is accept.c, the other dial.c
  *	worker	  lane.c, send.c and receive.c move messages; queue_pair.c makes what they post to
- *	any thread  memory.c knows what is registered
+ *	any thread  memory.c knows what is registered, which region.c and, where there is much of it, registrar.c see to
  */
 #pragma once
 
@@ -14,6 +14,7 @@
 #include "transport/internal.h"
 #include "transport/lane/lane.h"
 #include "transport/rdma/peer.h"
+#include "transport/rdma/registrar.h"
 #include "transport/rdma/verbs.h"
 #include <pthread.h>
 
@@ -46,15 +47,31 @@ struct rdma_port {
 struct rdma_region {
 	uintptr_t start;
 	size_t len;
+	const void *owner;
+	bool is_block; /* holds blocks: there is no other way for these */
+	/* Written under the memory's lock, by who registers it, which is one thread at a time. */
 	struct ibv_mr *mrs[RDMA_DEVICES]; /* of another device's memory: all from the start */
 	bool is_refused[RDMA_DEVICES];
+	/* The registrars'. */
+	struct list link;
+	unsigned wanted; /* devices that it is to be registered with, as bits */
+	bool is_busy;	 /* a thread works on it */
+	bool is_leaving;
+	struct mail *gone;
 };
 
+/*
+ * No more is registered when it is first used, and unregistered when it is removed, at once: 256 pages take a fraction of a
+ * millisecond. Slabs of blocks may be larger, by as much as the largest part.
+ */
+#define RDMA_AT_ONCE ((size_t)1 << 20)
+
 struct rdma_memory {
-	pthread_rwlock_t
-		lock; /* guards what is below; written when memory comes, goes, or is first used */
+	/* Guards what is below, and whom regions are registered with; for moments, as the control thread waits for it. */
+	pthread_rwlock_t lock;
 	struct rdma_region **regions; /* by address */
 	size_t n, capacity;
+	pthread_mutex_t at_once; /* held by who registers at once; taken before the other */
 };
 
 /* METRIC(member, name, help) and GAUGE. */
@@ -105,6 +122,7 @@ struct rdma {
 	unsigned n_ports;
 	struct list links; /* all that have a cm id */
 	struct rdma_memory memory;
+	struct rdma_registrars registrars;
 	struct block_watcher watcher;
 	atomic_bool has_complained; /* of memory that cannot be registered */
 	struct rdma_metrics metrics;
@@ -117,17 +135,33 @@ static inline void rdma_copy(struct rdma *rdma, void *to, const void *from, size
 	metric_add(&rdma->metrics.bytes_copied, len);
 }
 
-/* The region that holds some memory; registers it when this is its first use. NULL: there is none. Any thread. */
+/* memory.c */
+
+/*
+ * The region that holds some memory, which the caller keeps from being removed. NULL: the device does not know it, or not yet:
+ * if this is its first use, it is registered, now or soon. Any thread.
+ */
 struct ibv_mr *rdma_memory_find(struct rdma *rdma, struct rdma_device *device, const void *data,
 				size_t len);
 void rdma_memory_init(struct rdma *rdma);
 void rdma_memory_done(struct rdma *rdma);
-int rdma_memory_add(struct rdma *rdma, const struct rdma_region *region);
-void rdma_memory_remove(struct rdma *rdma, void *data);
+
+/* region.c */
+
 /* Registers, on demand where pinning is refused and the device knows how. NULL with errno; counts it. */
 struct ibv_mr *rdma_register(struct rdma *rdma, struct rdma_device *device, void *data, size_t len,
 			     int access);
+/* The same of a dma-buf, for a region that is to be. */
+struct ibv_mr *rdma_register_direct(struct rdma *rdma, struct rdma_device *device,
+				    const struct rdma_region *region, int dmabuf);
 void rdma_unregister(struct rdma *rdma, struct ibv_mr *mr);
+/* With one device, unless it is, or was refused; says what comes of it. No lock is held but at_once. */
+void rdma_region_register(struct rdma *rdma, struct rdma_device *device,
+			  struct rdma_region *region);
+/* With any device. */
+bool rdma_region_is_registered(const struct rdma_region *region);
+/* Of all devices. Nobody finds the region any more. */
+void rdma_region_unregister(struct rdma *rdma, struct rdma_region *region);
 /* Why registering or making something failed, with the way out. */
 void rdma_explain(int error, const char *what, char *text, size_t size);
 

@@ -52,8 +52,8 @@ TEST(a_device_that_is_not_there)
 	ASSERT_TRUE(transport_with(TRANSPORT_RDMA, "nonesuch", pair, &transport) < 0);
 	ASSERT_OK(transport_with(TRANSPORT_AUTO, "nonesuch", pair, &transport));
 	/* Harmless. */
-	ASSERT_OK(transport_memory_add(transport, memory, sizeof(memory)));
-	transport_memory_remove(transport, memory);
+	ASSERT_OK(transport_memory_add(transport, NULL, memory, sizeof(memory)));
+	(void)transport_memory_remove(transport, memory, NULL);
 }
 
 /* With devices */
@@ -179,7 +179,7 @@ static void use_memory_where_it_lies(const struct pair_variant *v, bool has_wind
 	ASSERT_EQ(pair->a.transport->rdma->devices[0].has_windows, has_windows);
 	arena = mmap(NULL, 4 * LEN, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	ASSERT_TRUE(arena != MAP_FAILED);
-	ASSERT_OK(transport_memory_add(pair->a.transport, arena, 4 * LEN));
+	ASSERT_OK(transport_memory_add(pair->a.transport, NULL, arena, 4 * LEN));
 	pair->server->on_call = pair_on_call_echo;
 	pair_fill(arena, LEN, 3);
 	for (unsigned i = 0; i < 3; i++) {
@@ -209,7 +209,7 @@ static void use_memory_where_it_lies(const struct pair_variant *v, bool has_wind
 	ASSERT_EQ(counters_of(&pair->a).bytes_copied, 0);
 
 	/* And without telling: by way of a copy. */
-	transport_memory_remove(pair->a.transport, arena);
+	(void)transport_memory_remove(pair->a.transport, arena, NULL);
 	pair_call_init(&call, arena, LEN, arena + 2 * LEN, LEN);
 	pair_call_begin(pair, &call);
 	PAIR_UNTIL(pair, call.n_done);
@@ -236,6 +236,7 @@ TEST_BOTH(a_region_of_more_than_4_gib)
 	_cleanup_(pair_freep) struct pair *pair = pair_of(v, TRANSPORT_RDMA);
 	int fd = memfd_create("arena", MFD_CLOEXEC);
 	struct pair_call call;
+	uint64_t copied = 0;
 	char *arena;
 
 	ASSERT_TRUE(fd >= 0);
@@ -245,17 +246,22 @@ TEST_BOTH(a_region_of_more_than_4_gib)
 	for (size_t at = 0; at < len; at += piece)
 		ASSERT_TRUE(mmap(arena + at, piece, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
 				 fd, 0) == arena + at);
-	ASSERT_OK(transport_memory_add(pair->a.transport, arena, len));
+	ASSERT_OK(transport_memory_add(pair->a.transport, NULL, arena, len));
 	pair->server->on_call = pair_on_call_echo;
 	pair_fill(arena + from, LEN, 3);
-	pair_call_init(&call, arena + from, LEN, arena + to, LEN);
-	pair_call_begin(pair, &call);
-	PAIR_UNTIL(pair, call.n_done);
-	ASSERT_OK(call.call.status);
-	ASSERT_TRUE(pair_check(arena + to, LEN, 3));
-	ASSERT_EQ(counters_of(&pair->a).bytes_copied, 0);
+	/* It is registered while the first is copied. */
+	for (unsigned i = 0; i < 2; i++) {
+		pair_call_init(&call, arena + from, LEN, arena + to, LEN);
+		copied = counters_of(&pair->a).bytes_copied;
+		pair_call_begin(pair, &call);
+		PAIR_UNTIL(pair, call.n_done);
+		ASSERT_OK(call.call.status);
+		ASSERT_TRUE(pair_check(arena + to, LEN, 3));
+		PAIR_UNTIL(pair, transport_memory_regions(pair->a.transport, arena));
+	}
+	ASSERT_EQ(counters_of(&pair->a).bytes_copied, copied);
 	ASSERT_INT(counters_of(&pair->a).bytes_pinned, >, len);
-	transport_memory_remove(pair->a.transport, arena);
+	(void)transport_memory_remove(pair->a.transport, arena, NULL);
 	(void)munmap(arena, len);
 	close(fd);
 }
@@ -650,7 +656,7 @@ static void window_begin(struct window *window)
 	window->arena = mmap(NULL, 3 * WINDOW_LEN, PROT_READ | PROT_WRITE,
 			     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	ASSERT_TRUE(window->arena != MAP_FAILED);
-	ASSERT_OK(transport_memory_add(pair->a.transport, window->arena, 3 * WINDOW_LEN));
+	ASSERT_OK(transport_memory_add(pair->a.transport, NULL, window->arena, 3 * WINDOW_LEN));
 	pair_call_init(&window->call, NULL, 0, window->arena + WINDOW_LEN, WINDOW_LEN);
 	pair_call_begin(pair, &window->call);
 	PAIR_UNTIL(pair, pair->server->n_deliveries);
@@ -694,7 +700,7 @@ static void window_refuses(struct window *window, const struct rdma_link *link, 
 	}
 	ASSERT_OK(window->call.call.status);
 	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
-	transport_memory_remove(pair->a.transport, window->arena);
+	(void)transport_memory_remove(pair->a.transport, window->arena, NULL);
 	(void)munmap(window->arena, 3 * WINDOW_LEN);
 	pair_free(pair);
 }

@@ -445,11 +445,11 @@ TEST_TIMEOUT(a_jobs_memory_cannot_be_locked, LIMIT_S)
 			break;
 		/* From here on: */
 		fake_machine_set(&(struct fake_machine){ .memlock = 1 });
-		ASSERT_OK(transport_memory_add(pair->a.transport, arena, LEN));
+		ASSERT_OK(transport_memory_add(pair->a.transport, NULL, arena, LEN));
 	}
 	ASSERT_EQ(transport_memory_regions(pair->a.transport, arena), 0);
 	ASSERT_EQ(counters_of(&pair->a).bytes_copied, 4 * LEN);
-	transport_memory_remove(pair->a.transport, arena);
+	(void)transport_memory_remove(pair->a.transport, arena, NULL);
 }
 
 /* Memory of another device: addresses where there is nothing, and what is behind them for who knows. */
@@ -564,7 +564,7 @@ TEST_TIMEOUT(memory_of_another_device, LIMIT_S)
 			ASSERT_EQ(counters_of(&pair->a).bytes_copied, 0);
 		}
 		n_spilled += n;
-		transport_memory_remove(pair->a.transport, device.data);
+		(void)transport_memory_remove(pair->a.transport, device.data, NULL);
 		pair_free(pair);
 		ASSERT_EQ(fake_n_objects(), 0);
 	}
@@ -599,7 +599,7 @@ TEST_TIMEOUT(a_result_that_is_not_written_to_another_device, LIMIT_S)
 	PAIR_UNTIL(pair, call.n_done);
 	ASSERT_EQ(call.call.status, -ECONNRESET);
 	ASSERT_CONTAINS(call.call.text, "a result that was not written to its room");
-	transport_memory_remove(pair->a.transport, device.data);
+	(void)transport_memory_remove(pair->a.transport, device.data, NULL);
 	device_free(&device);
 }
 
@@ -639,14 +639,14 @@ TEST_TIMEOUT(paging_on_demand_where_nothing_can_be_locked, LIMIT_S)
 
 	pair->server->on_call = pair_on_call_echo;
 	ASSERT_TRUE(pair->a.transport->rdma->devices[0].has_odp);
-	ASSERT_OK(transport_memory_add(pair->a.transport, arena, LEN));
+	ASSERT_OK(transport_memory_add(pair->a.transport, NULL, arena, LEN));
 	pair_call_init(&call, arena, LEN, arena, LEN);
 	pair_call_begin(pair, &call);
 	PAIR_UNTIL(pair, call.n_done);
 	ASSERT_OK(call.call.status);
 	ASSERT_EQ(counters_of(&pair->a).bytes_copied, 0);
 	ASSERT_EQ(transport_memory_regions(pair->a.transport, arena), 1);
-	transport_memory_remove(pair->a.transport, arena);
+	(void)transport_memory_remove(pair->a.transport, arena, NULL);
 }
 
 /* Addresses and settings */
@@ -780,7 +780,7 @@ TEST_TIMEOUT(answers_that_have_arrived_wake_nobody, LIMIT_S)
 
 	ASSERT_TRUE(arena != MAP_FAILED);
 	pair_fill(arena, LEN, 9);
-	ASSERT_OK(transport_memory_add(pair->a.transport, arena, 2 * LEN));
+	ASSERT_OK(transport_memory_add(pair->a.transport, NULL, arena, 2 * LEN));
 	pair->server->on_call = pair_on_call_echo;
 	before = fake_work();
 	for (unsigned i = 0; i < n; i++) {
@@ -791,7 +791,7 @@ TEST_TIMEOUT(answers_that_have_arrived_wake_nobody, LIMIT_S)
 	}
 	after = fake_work();
 	ASSERT_INT(after.wake_ups - before.wake_ups, <=, 5 * n + n / 2);
-	transport_memory_remove(pair->a.transport, arena);
+	(void)transport_memory_remove(pair->a.transport, arena, NULL);
 	(void)munmap(arena, 2 * LEN);
 }
 
