@@ -76,9 +76,10 @@ struct transport {
 	struct worker **workers;
 	unsigned n_workers, next_worker;
 	_Atomic unsigned n_tcp_lanes; /* but for those of signs of life */
-	struct worker *beat;	/* of the lanes that carry signs of life; NULL until there is one */
-	struct list peers;	/* not lost */
-	struct list lost_peers; /* peer_lost() was called; calls or deliveries are left */
+	struct worker *beat; /* of the lanes that carry signs of life; NULL until there is one */
+	struct list peers;   /* not lost */
+	struct list
+		lost_peers; /* without lanes: peer_lost() comes when their calls have ended, or was called */
 	struct peer *self;
 	struct list spare_incoming; /* of those made and freed on the home thread */
 	struct bulk incoming_bulk;  /* which these are from, */

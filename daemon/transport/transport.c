@@ -203,9 +203,9 @@ void transport_close(struct transport *transport)
 		mailboxes_drain(&transport->workers[i]->to_home);
 	if (transport->beat)
 		mailboxes_drain(&transport->beat->to_home);
-	mailboxes_drain(&transport->mailboxes);
-	while (peer_end_now(transport))
-		;
+	do
+		mailboxes_drain(&transport->mailboxes);
+	while (peer_end_now(transport));
 	transport->rdma = rdma_free(transport->rdma);
 	if (transport->self) {
 		peer_take_calls(transport->self);

@@ -155,7 +155,7 @@ struct transport_ops {
 	/*
 	 * The peer is gone: its first lane broke, or one whose work could not go another way, the peer went silent for
 	 * peer_timeout_ms, or broke the protocol. Its unanswered calls to us may still be answered (into nothing). Comes once for a
-	 * peer; after our own calls to it have ended with -ECONNRESET; after it the pointer is dead unless
+	 * peer; after our own calls that were under way have ended with -ECONNRESET; after it the pointer is dead unless
 	 * somebody or a delivery still holds it.
 	 */
 	void (*peer_lost)(void *user, struct peer *peer, const char *why);

@@ -250,8 +250,10 @@ static void drop_absent(struct agent_job *job)
 		if (job->members[i] || job->membership.gone[i])
 			continue;
 		job->membership.gone[i] = DATA_MOVES_LOST;
-		job->membership.n_gone++;
 		ledger_leave(job->resumption.ledger, rank);
+		if (job->membership.out[rank])
+			continue;
+		job->membership.n_gone++;
 		agent_ranks_add(&names, rank);
 	}
 	if (job->membership.n_gone == n_gone)

@@ -43,7 +43,8 @@ static void name_servers(const struct agent_round *round, char *text, size_t siz
 
 		list_for_each (part, &round->parts, link)
 			owes |= part->remote && part->server == i &&
-				(part->state == PART_CALL || list_linked(&part->wait));
+				((part->state == PART_CALL && !part->posted) ||
+				 list_linked(&part->wait));
 		if (owes && len < size)
 			len += (size_t)snprintf(text + len, size - len, "%s%s", len ? ", " : "",
 						agent_server_name(job, i));

@@ -464,6 +464,8 @@ int agent_setup_recall(struct agent_job *job, struct failure *failure)
 			   (ProtobufCMessage **)&m);
 	if (!r)
 		r = take_record(job, m);
+	if (r == -EDQUOT)
+		return agent_job_no_memory(job, EDQUOT, failure);
 	if (r)
 		return failure_set(failure, r == -ENOMEM ? r : -EPROTO,
 				   "the ledger is damaged: the record of job %s", job->owner.name);

@@ -233,6 +233,14 @@ static void disown(struct agent_job *job, const struct call *call, uint64_t numb
 		(void)peer_notice(call->peer, &header, text);
 }
 
+static void fail_over_quota(struct agent_job *job)
+{
+	struct failure failure;
+
+	(void)agent_job_no_memory(job, EDQUOT, &failure);
+	agent_job_fail(job, &failure, NULL);
+}
+
 static void on_joined(struct call *call)
 {
 	struct agent_setup *setup = container_of(call, struct agent_setup, call);
@@ -255,7 +263,9 @@ static void on_joined(struct call *call)
 	} else {
 		if (!r)
 			r = agent_setup_use_joined(job, m);
-		if (r)
+		if (r == -EDQUOT)
+			fail_over_quota(job);
+		else if (r)
 			agent_setup_fail_answer(job, job->fleet.home, r,
 						r == -EPROTO
 							? "a job that this node cannot be part of"

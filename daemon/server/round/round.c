@@ -414,7 +414,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		return;
 	}
 	if (by_rows)
-		spending_make_room(&job->store.spending, h->len + ROWS_BESIDE);
+		spending_make_room(&job->store.spending, delivery_bytes(delivery) + ROWS_BESIDE);
 	priority = h->priority;
 	r = slot_get(tensor, delivery, &slot);
 	if (!r && by_rows)

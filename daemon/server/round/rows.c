@@ -388,8 +388,8 @@ void rows_start(struct slot *slot)
 		bytes += list_len(rows, rows->nodes[i].n_pieces, rows->nodes[i].n);
 	metric_count(&job->server->bytes_summed, bytes);
 	slot->task.cost = bytes;
-	/* The result is no longer than what it is made of. */
-	spending_make_room(&job->store.spending, bytes);
+	/* The result is no longer than what it is made of; its blocks are, by a quarter at most. */
+	spending_make_room(&job->store.spending, bytes + bytes / 4);
 	if (job_post(job, &slot->task))
 		return;
 	rows_run(&slot->task);

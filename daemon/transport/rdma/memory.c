@@ -33,6 +33,12 @@ static struct rdma_region *region_of(const struct rdma_memory *memory, const voi
 	return region;
 }
 
+/* Slabs have to: messages of blocks have no other way, and what is locked of one that goes makes room for the next. */
+static bool is_at_once(const struct rdma_region *region)
+{
+	return region->is_block || region->len <= RDMA_AT_ONCE;
+}
+
 static struct ibv_mr *register_at_once(struct rdma *rdma, struct rdma_device *device,
 				       struct rdma_region *region)
 {
@@ -61,7 +67,7 @@ struct ibv_mr *rdma_memory_find(struct rdma *rdma, struct rdma_device *device, c
 	(void)pthread_rwlock_unlock(&memory->lock);
 	if (!is_new)
 		return mr;
-	if (region->is_block || region->len <= RDMA_AT_ONCE)
+	if (is_at_once(region))
 		return register_at_once(rdma, device, region);
 	rdma_registrar_register(rdma, device, region);
 	return NULL;
@@ -129,7 +135,7 @@ static bool take_out(struct rdma *rdma, void *data, struct mail *gone)
 			(memory->n - (i - 1)) * sizeof(*memory->regions));
 	}
 	(void)pthread_rwlock_unlock(&memory->lock);
-	if (region && region->len > RDMA_AT_ONCE)
+	if (region && !is_at_once(region))
 		return rdma_registrar_unregister(rdma, region, gone);
 	if (region)
 		region_free(rdma, region);
@@ -145,7 +151,6 @@ static void slab_added(struct block_watcher *watcher, void *data, size_t len)
 	(void)add(rdma, &region);
 }
 
-/* Its pages stay for as long as devices know them, though their addresses go. */
 static void slab_removed(struct block_watcher *watcher, void *data)
 {
 	(void)take_out(container_of(watcher, struct rdma, watcher), data, NULL);
@@ -215,7 +220,7 @@ const char *transport_no_direct(const struct transport *transport)
 int transport_memory_add_direct(struct transport *transport, void *data, size_t len, int dmabuf,
 				struct failure *failure)
 {
-	struct rdma_region region = { .start = (uintptr_t)data, .len = len };
+	struct rdma_region region = { .start = (uintptr_t)data, .len = len, .owner = data };
 	const char *why = transport_no_direct(transport);
 	struct rdma *rdma = transport->rdma;
 	int r;

@@ -1,7 +1,7 @@
 /*
  * A piece of memory and a device: registering it pins all of its pages, and unregistering lets them
  * go, either of which takes seconds where there are tens of GiB. So no lock is held meanwhile.
- * registrar.c does both for regions that are large, memory.c for others. Any thread.
+ * registrar.c does both for regions that are large, memory.c for others and for slabs. Any thread.
  */
 #include "transport/rdma/rdma.h"
 
@@ -86,6 +86,12 @@ struct ibv_mr *rdma_register_direct(struct rdma *rdma, struct rdma_device *devic
 	return counted(rdma, mr, start_ns);
 }
 
+/* Unless there may soon be more memory that can be locked. */
+static bool is_final(struct rdma *rdma, int error)
+{
+	return error != ENOMEM || !rdma_registrars_any_leaving(rdma);
+}
+
 static void explain_refusal(struct rdma *rdma, const struct rdma_device *device,
 			    const struct rdma_region *region, int error)
 {
@@ -111,11 +117,11 @@ void rdma_region_register(struct rdma *rdma, struct rdma_device *device, struct 
 	error = errno;
 	(void)pthread_rwlock_wrlock(&rdma->memory.lock);
 	region->mrs[i] = mr;
-	region->is_refused[i] = !mr;
+	region->is_refused[i] = !mr && is_final(rdma, error);
 	(void)pthread_rwlock_unlock(&rdma->memory.lock);
-	if (!mr)
+	if (region->is_refused[i])
 		explain_refusal(rdma, device, region, error);
-	else
+	else if (mr)
 		log_debug("rdma: %s: registered %zu KiB in %llu us", device->name,
 			  region->len >> 10,
 			  (unsigned long long)(clock_now_ns() - start_ns) / 1000);

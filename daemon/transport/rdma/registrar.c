@@ -66,6 +66,7 @@ static void unregister_next(struct rdma_registrars *registrars, struct rdma *rdm
 {
 	(void)pthread_mutex_unlock(&registrars->lock);
 	rdma_region_unregister(rdma, region);
+	atomic_fetch_sub(&registrars->n_leaving, 1);
 	(void)pthread_mutex_lock(&registrars->lock);
 	if (region->gone)
 		tell(registrars, rdma->transport->loop, region);
@@ -149,7 +150,9 @@ bool rdma_registrar_unregister(struct rdma *rdma, struct rdma_region *region, st
 	region->is_leaving = true;
 	region->gone = gone;
 	is_queued = (region->is_busy || rdma_region_is_registered(region)) && enqueue(rdma, region);
-	if (!is_queued)
+	if (is_queued)
+		atomic_fetch_add(&registrars->n_leaving, 1);
+	else
 		list_remove(&region->link);
 	(void)pthread_mutex_unlock(&registrars->lock);
 	if (is_queued)
@@ -158,6 +161,11 @@ bool rdma_registrar_unregister(struct rdma *rdma, struct rdma_region *region, st
 	rdma_region_unregister(rdma, region);
 	free(region);
 	return true;
+}
+
+bool rdma_registrars_any_leaving(const struct rdma *rdma)
+{
+	return atomic_load(&rdma->registrars.n_leaving);
 }
 
 void rdma_registrars_init(struct rdma_registrars *registrars)

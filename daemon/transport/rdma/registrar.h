@@ -19,8 +19,11 @@ struct rdma_registrars {
 	struct mail tell;
 	bool is_telling; /* it has been posted, and has not run yet */
 	bool is_closing;
+	_Atomic size_t n_leaving; /* regions that are to be unregistered; any thread */
 };
 
+/* Whether some memory will soon be locked no more. Any thread. */
+bool rdma_registrars_any_leaving(const struct rdma *rdma);
 void rdma_registrars_init(struct rdma_registrars *registrars);
 /* What has not begun is not registered any more; what is to be unregistered is, and is told. Waits for it. Home thread. */
 void rdma_registrars_done(struct rdma *rdma);

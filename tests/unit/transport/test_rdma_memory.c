@@ -215,6 +215,29 @@ TEST_BOTH(what_is_refused_is_asked_for_once)
 	ASSERT_EQ(fake_n_calls("ibv_reg_mr"), n_calls + 1);
 }
 
+/* As of a trainer that restarts: what its process before has locked is still being let go. */
+TEST_BOTH(what_is_refused_while_other_memory_goes_is_asked_for_again)
+{
+	char *old = add_registered(pair, one), *data = add(pair, other, LARGE);
+	unsigned n_calls = fake_n_calls("ibv_reg_mr");
+	struct departure departure;
+
+	fake_hold("ibv_dereg_mr", LARGE);
+	ASSERT_TRUE(!removed(pair, old, &departure));
+	PAIR_UNTIL(pair, fake_n_held());
+	fake_machine_set(&(struct fake_machine){ .memlock = 1 });
+	ASSERT_EQ(echo(pair, data), 2 * LEN);
+	PAIR_UNTIL(pair, fake_n_calls("ibv_reg_mr") > n_calls);
+	fake_machine_set(&(struct fake_machine){ 0 });
+	do
+		(void)echo(pair, data);
+	while (!transport_memory_regions(pair->a.transport, data));
+	ASSERT_EQ(echo(pair, data), 0);
+	fake_hold(NULL, 0);
+	PAIR_UNTIL(pair, departure.n);
+	(void)pair_free(pair);
+}
+
 /* Lets go of who is held up as soon as the transport closes. */
 static void *let_go(void *user)
 {
