@@ -100,9 +100,17 @@ static void set_option(int fd, int level, int option, unsigned value)
 	(void)setsockopt(fd, level, option, &v, sizeof(v));
 }
 
+/*
+ * What waits for more to fill its segment (MSG_MORE) has to leave room for that, or nobody is asked for more, and it waits for a
+ * timer of the kernel: 200 ms. On the loopback a segment is twice as long as what goes ahead on the slowest links.
+ */
 void address_set_ahead(int fd, unsigned bytes)
 {
-	set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes);
+	int segment = 0;
+	socklen_t len = sizeof(segment);
+
+	(void)getsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment, &len);
+	set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX(bytes, 2 * (unsigned)segment));
 }
 
 /*

@@ -3,6 +3,7 @@
 #include "transport/common/address.h"
 #include "transport/common/worker.h"
 #include <netinet/tcp.h>
+#include <poll.h>
 
 TEST(split)
 {
@@ -195,4 +196,31 @@ TEST(congestion_control)
 	ASSERT_STR(congestion_of("[fd00::1]:1", "", name), systems);
 	ASSERT_STR(congestion_of("192.0.2.1:1", "reno", name), "reno");
 	ASSERT_EQ(address_set_congestion(fd, &any, "no-such-one"), -ENOENT);
+}
+
+/* A piece that the kernel holds back until its segment is full, the longest there may be, keeps nobody from filling it. */
+TEST(what_fills_a_segment_is_asked_for)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	_cleanup_(fd_closep) int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	_cleanup_(fd_closep) int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct pollfd poll_of = { .events = POLLOUT };
+	socklen_t len = sizeof(address);
+	static char bytes[64 << 10];
+	int segment;
+
+	ASSERT_OK(bind(listener, (struct sockaddr *)&address, sizeof(address)));
+	ASSERT_OK(listen(listener, 1));
+	ASSERT_OK(getsockname(listener, (struct sockaddr *)&address, &len));
+	ASSERT_OK(connect(fd, (struct sockaddr *)&address, sizeof(address)));
+	address_tune_socket(fd, NSEC_PER_SEC);
+	address_set_ahead(fd, 1);
+	len = sizeof(segment);
+	ASSERT_OK(getsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment, &len));
+	ASSERT_INT(segment, <=, sizeof(bytes));
+	ASSERT_EQ(send(fd, bytes, (size_t)segment - 1, MSG_MORE), segment - 1);
+	poll_of.fd = fd;
+	ASSERT_EQ(poll(&poll_of, 1, 0), 1);
+	ASSERT_EQ(poll_of.revents, POLLOUT);
 }
