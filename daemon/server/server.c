@@ -61,6 +61,7 @@ static const struct sweep_stage stages[] = {
 	{ offsetof(struct job, names.declarations), 0, NULL, declaration_end },
 	{ offsetof(struct job, store.parts), 0, NULL, part_end },
 	{ offsetof(struct job, store.all_tensors), 0, NULL, tensor_end },
+	{ offsetof(struct job, store.mentioned), 0, NULL, tensor_end },
 	{ offsetof(struct job, store.forgotten), SWEEP_NEWS, tensor_visit, tensor_end },
 	{ offsetof(struct job, store.dropping), 0, NULL, tensor_end },
 };

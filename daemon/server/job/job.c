@@ -177,6 +177,7 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 	list_init(&job->store.parts);
 	list_init(&job->store.all_tensors);
 	list_init(&job->store.forgotten);
+	list_init(&job->store.mentioned);
 	list_init(&job->store.dropping);
 	list_init(&job->store.failing);
 	list_init(&job->store.spare_parts);

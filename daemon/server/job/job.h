@@ -156,6 +156,9 @@ struct store {
 	struct bulk bulk; /* these, accumulators, tensors and their parts, for the job's life */
 	size_t n_open, n_summing;
 	struct list parts, all_tensors, forgotten; /* all there are; those go with their rounds */
+	struct list
+		mentioned; /* tensors that are not in use, as far as is known here, oldest first */
+	size_t n_mentioned;
 	/* By and by: forgotten tensors whose parts go, rounds whose slots fail. */
 	struct list dropping, failing;
 	struct chore drop, fail;

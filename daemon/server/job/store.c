@@ -128,36 +128,90 @@ static struct tensor *tensor_take(struct job *job)
 	return tensor;
 }
 
-int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tensor **ret_tensor,
-	       struct failure *failure)
+/* Into no list yet. */
+static int tensor_new(struct job *job, uint64_t key, struct tensor **ret_tensor)
 {
-	struct tensor *tensor;
-	unsigned max = job->server->params.max_tensors;
-	int r;
+	struct tensor *tensor = tensor_take(job);
+	int r = tensor ? map_add(&job->store.tensors, key, &tensor->entry) : -errno;
 
-	tensor = tensor_find(job, node, key);
-	if (tensor) {
-		*ret_tensor = tensor;
-		return 0;
-	}
-	if (job->store.tensors.n_entries >= max)
-		return failure_set(failure, -EDQUOT,
-				   "job %s: %u tensors are in use already, its max_tensors",
-				   job->owner.name, max);
-	tensor = tensor_take(job);
-	r = tensor ? map_add(&job->store.tensors, key, &tensor->entry) : -errno;
 	if (r && tensor)
 		list_push_front(&job->store.spare_tensors, &tensor->in_job);
 	if (r)
-		return job_no_memory(job, r, failure);
+		return error_origin(r);
 	tensor->job = job;
 	tensor->parts.quota = job_memory(job);
 	tensor->key = key;
 	list_init(&tensor->rounds);
 	list_init(&tensor->failed);
+	*ret_tensor = tensor;
+	return 0;
+}
+
+/* Out of its list, for another. */
+static void tensor_leave(struct tensor *tensor)
+{
+	struct job *job = tensor->job;
+
+	sweep_leave(job, &tensor->in_job);
+	list_remove(&tensor->in_job);
+	job->store.n_mentioned -= tensor->is_mentioned;
+	tensor->is_mentioned = false;
+}
+
+int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tensor **ret_tensor,
+	       struct failure *failure)
+{
+	struct tensor *tensor = tensor_find(job, node, key);
+	unsigned max = job->server->params.max_tensors;
+	int r = 0;
+
+	if (tensor && !tensor->is_mentioned) {
+		*ret_tensor = tensor;
+		return 0;
+	}
+	if (tensor && tensor_is_forgotten(tensor))
+		return failure_set(failure, -ESTALE, "job %s: a tensor that was forgotten",
+				   job->owner.name);
+	if (job->store.tensors.n_entries - job->store.n_mentioned >= max)
+		return failure_set(failure, -EDQUOT,
+				   "job %s: %u tensors are in use already, its max_tensors",
+				   job->owner.name, max);
+	if (tensor)
+		tensor_leave(tensor);
+	else
+		r = tensor_new(job, key, &tensor);
+	if (r)
+		return job_no_memory(job, r, failure);
 	list_push_back(&job->store.all_tensors, &tensor->in_job);
 	*ret_tensor = tensor;
 	return 0;
+}
+
+/* The oldest, of which there is nothing to be freed. */
+static void mentioned_pop(struct job *job)
+{
+	struct tensor *tensor = list_first(&job->store.mentioned, struct tensor, in_job);
+
+	map_remove(&job->store.tensors, &tensor->entry);
+	tensor->key = 0;
+	tensor_leave(tensor);
+	list_push_front(&job->store.spare_tensors, &tensor->in_job);
+}
+
+struct tensor *tensor_mention(struct job *job, uint64_t key)
+{
+	struct tensor *tensor = tensor_find(job, NULL, key);
+
+	if (tensor)
+		return tensor;
+	if (job->store.n_mentioned >= job->server->params.max_tensors)
+		mentioned_pop(job);
+	if (tensor_new(job, key, &tensor))
+		return NULL;
+	tensor->is_mentioned = true;
+	job->store.n_mentioned++;
+	list_push_back(&job->store.mentioned, &tensor->in_job);
+	return tensor;
 }
 
 struct tensor *tensor_of(const struct job *job, uint64_t key)
@@ -746,28 +800,37 @@ static bool on_drop(struct chore *chore)
 	return true;
 }
 
+/* What comes late of a tensor that is forgotten makes no other: a node may have sent it before it knew. */
+static void remember(struct job *job, uint64_t key)
+{
+	struct tensor *tensor = tensor_mention(job, key);
+
+	for (uint32_t i = 0; tensor && i < job->n_nodes; i++)
+		tensor->past[i] = DATA_ROUND_NEVER;
+}
+
 /* Nobody finds it any more. */
 static void tensor_drop(struct tensor *tensor)
 {
 	struct job *job = tensor->job;
+	uint64_t key = tensor->key;
 
 	map_remove(&job->store.tensors, &tensor->entry);
 	tensor->key = 0;
 	tensor->first_part = NULL;
 	tensor->dropped_next = map_first(&tensor->parts);
-	sweep_leave(job, &tensor->in_job);
-	list_remove(&tensor->in_job);
+	tensor_leave(tensor);
 	list_push_back(&job->store.dropping, &tensor->in_job);
 	job->store.drop.step = on_drop;
 	loop_begin(job->server->params.loop, &job->store.drop);
+	remember(job, key);
 }
 
 void tensor_forget(struct tensor *tensor)
 {
 	struct job *job = tensor->job;
 
-	sweep_leave(job, &tensor->in_job);
-	list_remove(&tensor->in_job);
+	tensor_leave(tensor);
 	list_push_front(&job->store.forgotten, &tensor->in_job);
 	/* One that is still being summed is dropped with a later one. */
 	for (unsigned i = 0; i < FORGOTTEN_LOOKS; i++) {

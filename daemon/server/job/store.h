@@ -45,7 +45,8 @@ struct tensor {
 	struct list failed;
 	size_t n_failed;
 	uint64_t measured;		/* the newest round whose contributions' times were taken */
-	struct list in_job;		/* job->all_tensors, forgotten or dropping */
+	struct list in_job;		/* job->all_tensors, mentioned, forgotten or dropping */
+	bool is_mentioned;		/* nothing of it is here but `past` */
 	struct map_entry *dropped_next; /* of its parts, while it is dropped; or NULL */
 	struct given_up *given_up;	/* of one of many parts: accumulate.c's; or NULL */
 	uint64_t past[]; /* by node: every round up to this one is over for it; see keep.h */
@@ -142,14 +143,24 @@ struct slot {
 
 /*
  * The tensor, made if need be. node: who contributes to it, or NULL: what comes next from a node is most often what came next before.
- * Returns 0, -EDQUOT at max_tensors, -ENOMEM; failure filled.
+ * Returns 0, -EDQUOT at max_tensors, -ESTALE when it is forgotten, -ENOMEM; failure filled.
  */
 int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tensor **ret_tensor,
 	       struct failure *failure);
+/*
+ * The tensor, of which a node says what it has; made if need be. Until something else of it comes it is not one of
+ * max_tensors: it may have been forgotten before that was heard. There are as many beside those, and the oldest goes.
+ * NULL: there is no memory.
+ */
+struct tensor *tensor_mention(struct job *job, uint64_t key);
 /* The tensor, or NULL. */
 struct tensor *tensor_of(const struct job *job, uint64_t key);
 /* No node uses it any more: it goes with its last round. */
 void tensor_forget(struct tensor *tensor);
+static inline bool tensor_is_forgotten(const struct tensor *tensor)
+{
+	return tensor->past[0] == DATA_ROUND_NEVER;
+}
 /* For the sweep: of one that was forgotten the rounds may be over. */
 void tensor_visit(struct job *job, struct list *link, uint64_t now_ns);
 struct failed_round *tensor_failed(const struct tensor *tensor, uint64_t number);

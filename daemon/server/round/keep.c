@@ -541,7 +541,7 @@ static void keep_forgotten(struct job *job, uint64_t key)
 	struct round *round, *next;
 
 	/* Of several nodes that say so the first is enough: another may have been lost before it could. */
-	if (!tensor || tensor->past[0] == DATA_ROUND_NEVER || !forget_is_possible(job))
+	if (!tensor || tensor_is_forgotten(tensor) || !forget_is_possible(job))
 		return;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		tensor->past[i] = DATA_ROUND_NEVER;
@@ -557,7 +557,6 @@ static void keep_forgotten(struct job *job, uint64_t key)
 void keep_acknowledged(struct job *job, uint32_t node, const struct data_header *header)
 {
 	struct tensor *tensor;
-	struct failure words;
 
 	/*
 	 * Without memory it is known with the next round. It may come before what was offered,
@@ -566,7 +565,7 @@ void keep_acknowledged(struct job *job, uint32_t node, const struct data_header 
 	if (header->is_all && header->round == DATA_ROUND_NEVER)
 		keep_forgotten(job, header->key);
 	else if (header->is_all && job->retention.resume &&
-		 !tensor_get(job, NULL, header->key, &tensor, &words))
+		 (tensor = tensor_mention(job, header->key)))
 		keep_past(tensor, node, header->round + 1);
 }
 
@@ -774,6 +773,11 @@ static void offer(struct job *job, struct delivery *delivery)
 	r = check_offer(job, h, &failure);
 	if (!r)
 		r = tensor_get(job, NULL, h->key, &tensor, &failure);
+	/* All nodes have all of it. */
+	if (r == -ESTALE) {
+		accept(delivery);
+		return;
+	}
 	if (r) {
 		delivery_fail(delivery, r, failure.text);
 		return;

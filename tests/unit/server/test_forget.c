@@ -2,6 +2,7 @@
 #include "double.h"
 #include "proto/cluster.pb-c.h"
 #include "proto/pack.h"
+#include "server/job/job.h"
 
 #define FAR _cleanup_(far_freep) struct far *far
 
@@ -345,4 +346,90 @@ TEST(results_of_a_forgotten_tensor_are_over_at_all_nodes)
 	for (unsigned i = 0; i < 2; i++)
 		notice(far, &layout, DATA_ACK, i, 99);
 	reduce(far, &layout, 100);
+}
+
+static void have(struct far *far, const struct layout *layout, uint32_t node, uint64_t key,
+		 uint64_t round)
+{
+	struct data_header header = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_HAVE,
+		.job = layout->job,
+		.epoch = far_epoch(layout),
+		.node = node,
+		.key = key,
+		.round = round,
+		.is_all = 1,
+	};
+
+	far->ops->notice(far, node, &header, NULL);
+}
+
+static struct asked *offer(struct far *far, const struct layout *layout, uint64_t key,
+			   uint64_t round, uint32_t node)
+{
+	struct data_header h = far_push(layout, key, round, node);
+	const float two[16] = { 2 };
+
+	h.op = DATA_OFFER;
+	h.epoch = far_epoch(layout);
+	h.len = h.part_len = h.total = sizeof(two);
+	return far_call(far, node, &h, two);
+}
+
+/*
+ * A node that is killed has said what it has, and not that these tensors are forgotten. The other has said so before that
+ * came, and the node's next process knows nothing of them.
+ */
+TEST(what_a_killed_node_had_takes_no_name_s_place)
+{
+	FAR = far_new(&(struct far_options){ .max_tensors = 2 });
+	struct layout layout = fresh(far);
+
+	for (uint64_t key = 1; key < 100; key++) {
+		notice(far, &layout, DATA_HAVE, 0, key);
+		have(far, &layout, 1, key, 7);
+	}
+	far_expect(far, far_attach(far, 1, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
+	reduce(far, &layout, 100);
+	reduce(far, &layout, 101);
+	far_expect(far, push(far, &layout, 102, 1, 0), -EDQUOT, "max_tensors");
+	for (uint64_t key = 1; key < 100; key++)
+		have(far, &layout, 1, key, 7);
+	(void)push(far, &layout, 101, 2, 0);
+	far_expect(far, push(far, &layout, 101, 2, 1), 0, NULL);
+	ASSERT_EQ(list_first(&far->server->jobs, struct job, link)->store.tensors.n_entries, 4);
+}
+
+/* However many it was that a node had, what it said last is known. */
+TEST(what_a_node_has_is_known_when_another_offers_it)
+{
+	FAR = far_new(&(struct far_options){ .max_tensors = 2 });
+	struct layout layout = fresh(far);
+
+	for (uint64_t key = 1; key < 100; key++)
+		have(far, &layout, 1, key, 7);
+	far_expect(far, offer(far, &layout, 99, 7, 0), 0, NULL);
+	far_expect(far, offer(far, &layout, 98, 6, 0), 0, NULL);
+	/* Both are in use now. */
+	far_expect(far, offer(far, &layout, 97, 7, 0), -EDQUOT, "max_tensors");
+}
+
+/* A notice overtakes what has a payload; and one node hears sooner than another. */
+TEST(what_comes_late_of_a_forgotten_tensor_makes_it_no_more)
+{
+	FAR = far_new(&(struct far_options){ .max_tensors = 2 });
+	struct layout layout = fresh(far);
+
+	for (uint64_t key = 1; key < 100; key++) {
+		have(far, &layout, 0, key, 6);
+		notice(far, &layout, DATA_HAVE, 1, key);
+		have(far, &layout, 0, key, 7);
+		far_expect(far, offer(far, &layout, key, 7, 0), 0, NULL);
+		far_notice(far, 0, DATA_FAIL_ROUND, layout.job, key, 8, 0, EIO, "it failed");
+		notice(far, &layout, DATA_HAVE, 0, key);
+	}
+	reduce(far, &layout, 100);
+	reduce(far, &layout, 101);
 }
