@@ -107,8 +107,10 @@ bool agent_names_may_forget(const struct agent_job *job);
 void agent_names_forget(struct agent_tensor *tensor);
 /* A rank uses it: those who have asked are to hear of it. */
 void agent_names_keep(const struct agent_job *job, uint64_t key);
-/* It is forgotten: tells the servers. */
+/* It is forgotten: tells the servers. The second: one of them. */
 void agent_names_forgotten(struct agent_job *job, uint64_t key);
+void agent_names_tell_forgotten(const struct agent_job *job, const struct agent_server *server,
+				uint64_t key);
 /* What the ledger has of a tensor that is in doubt; or NULL. */
 const struct ledger_known *agent_names_in_doubt(const struct agent_tensor *tensor);
 /* Whether a key that the ledger had has gone from there. */

@@ -337,15 +337,20 @@ static void unpark(struct agent_server *server)
 	agent_send_queue_pump(send_queue);
 }
 
-/* Of a tensor that is forgotten all nodes have all. */
+/*
+ * Of a tensor that is forgotten all nodes have all. The server may have the result from the process before, and wait for
+ * their word on it.
+ */
 static void bring(struct agent_job *job, uint32_t retained)
 {
 	const struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, retained);
 
-	if (agent_names_is_forgotten(job, kept->what.key))
-		agent_keep_free(job, retained);
-	else
+	if (!agent_names_is_forgotten(job, kept->what.key)) {
 		agent_keep_offer(job, retained);
+		return;
+	}
+	agent_names_tell_forgotten(job, agent_keep_owner(job, kept), kept->what.key);
+	agent_keep_free(job, retained);
 }
 
 void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)

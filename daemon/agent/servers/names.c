@@ -114,8 +114,8 @@ void agent_names_forget(struct agent_tensor *tensor)
 
 /* -- Servers ------------------------------------------------------------------------------------------------------ */
 
-static void tell_forgotten(const struct agent_job *job, const struct agent_server *server,
-			   uint64_t key)
+void agent_names_tell_forgotten(const struct agent_job *job, const struct agent_server *server,
+				uint64_t key)
 {
 	struct data_header header = {
 		.op = DATA_HAVE,
@@ -137,7 +137,7 @@ void agent_names_forgotten(struct agent_job *job, uint64_t key)
 	struct agent_tensors *tensors = &job->tensors;
 
 	for (size_t i = 0; i < job->fleet.n_servers; i++)
-		tell_forgotten(job, &job->fleet.servers[i], key);
+		agent_names_tell_forgotten(job, &job->fleet.servers[i], key);
 	/* A server that is lost is not told of its failed rounds any more. */
 	for (size_t i = 0; job->retention.failed && i < AGENT_FAILED; i++)
 		if (job->retention.failed[i].key == key)
@@ -167,7 +167,7 @@ void agent_names_attached(struct agent_job *job, size_t number)
 	struct map_entry *entry;
 
 	for (uint64_t i = 0; tensors->forgotten && i < n; i++)
-		tell_forgotten(job, &job->fleet.servers[number], tensors->forgotten[i]);
+		agent_names_tell_forgotten(job, &job->fleet.servers[number], tensors->forgotten[i]);
 	if (number != job->fleet.home_number)
 		return;
 	map_for_each (entry, &job->tensors.by_name) {

@@ -15,3 +15,10 @@ size_t held_at(const struct server *server)
 		n++;
 	return n;
 }
+
+size_t held_tensors_at(const struct server *server)
+{
+	const struct job *job = list_first(&server->jobs, struct job, link);
+
+	return job->store.tensors.n_entries - job->store.n_mentioned;
+}

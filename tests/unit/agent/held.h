@@ -7,3 +7,5 @@ struct server;
 
 /* Results of push_pull_rows that not all nodes have. */
 size_t held_at(const struct server *server);
+/* Tensors that are in use. */
+size_t held_tensors_at(const struct server *server);

@@ -1,6 +1,7 @@
 /* Jobs that outlive their daemons' processes: what the agent keeps for servers, and the servers that it asks in. */
 #include "agent/round/part.h"
 #include "agent/servers/setup.h"
+#include "held.h"
 #include "world.h"
 #include <stdio.h>
 
@@ -937,4 +938,36 @@ TEST(what_others_may_have_is_kept_although_its_server_is_lost)
 	ASSERT_TRUE(kept->whole && kept->what.round == 1);
 	WORLD_UNTIL(world, two_done(&two));
 	two_check(&two, 1);
+}
+
+static const struct ledger_kept *kept_by(const struct agent_job *job)
+{
+	struct ledger *ledger = job->resumption.ledger;
+
+	for (uint32_t i = 0; i < ledger_results_used(ledger); i++)
+		if (ledger_result_kept(ledger, i)->taken)
+			return ledger_result_kept(ledger, i);
+	return NULL;
+}
+
+/* The process before had forgotten the tensor, and was killed before it could tell servers that: they may have its results. */
+TEST(servers_hear_of_a_tensor_that_the_process_before_has_forgotten)
+{
+	static struct two two;
+	_cleanup_(world_freep) struct world *world = two_new(0);
+	struct declared *tensor = world_declare(world, "t", DTYPE_FLOAT32, TWO);
+	struct agent_job *job = job_of(world);
+	const struct ledger_kept *kept;
+	size_t server;
+
+	two_submit(&two, tensor, 1);
+	WORLD_UNTIL(world, two_done(&two));
+	ledger_tensor_remove(job->resumption.ledger, "t");
+	kept = kept_by(job);
+	ASSERT_TRUE(kept);
+	server = (size_t)(agent_keep_owner(job, kept) - job->fleet.servers);
+	ASSERT_EQ(held_tensors_at(world->nodes[server].server), 1);
+	agent_keep_again(job, server);
+	WORLD_UNTIL(world, !held_tensors_at(world->nodes[server].server));
+	ASSERT_TRUE(!kept_by(job));
 }
