@@ -97,6 +97,11 @@ struct call {
 	 */
 	bool is_repeatable, is_again;
 	/*
+	 * A DATA_PUSH that its caller cannot make again, of memory which others may be changing: where its payload or that of its
+	 * answer is damaged the call ends with -EBADMSG, alone.
+	 */
+	bool ends_alone;
+	/*
 	 * Where payload or target is memory of transport_memory_add_direct(), which no processor can touch. Only where
 	 * peer_takes_direct() says so. When no RDMA lane is left the call ends with -ENOLINK, for peer_call_on().
 	 */

@@ -542,8 +542,15 @@ static void on_answer(struct call *call)
 		struct failure failure;
 
 		/* The words are the server's, and name tensor and round; or the transport's, and name the peer. */
-		(void)failure_set(&failure, call->status == -ETIMEDOUT ? -ETIME : call->status,
-				  "%s", call->text);
+		if (call->status == -EBADMSG)
+			agent_round_describe(part->round, &failure, -EBADMSG,
+					     "%s: its memory was changed meanwhile, or the wire "
+					     "changes what goes over it",
+					     call->text);
+		else
+			(void)failure_set(&failure,
+					  call->status == -ETIMEDOUT ? -ETIME : call->status, "%s",
+					  call->text);
 		agent_round_fail(part->round, &failure, true);
 		agent_part_end(part);
 	} else if (agent_part_is_rows(part)) {
@@ -718,6 +725,8 @@ static void push(struct agent_part *part, const void *payload)
 	}
 	part->call.sent = on_sent;
 	part->call.is_repeatable = job->retention.keeps && !by_rows;
+	/* Dense parts come from trainers' memory, and go there: rows lie in blocks. */
+	part->call.ends_alone = !job->retention.keeps && !by_rows;
 	part->call.is_again = part->again;
 	part->call.is_payload_direct = agent_part_is_direct(part);
 	part->call.is_target_direct = part->call.is_payload_direct && part->target;

@@ -341,7 +341,7 @@ static void unpark(struct agent_server *server)
  * Of a tensor that is forgotten all nodes have all. The server may have the result from the process before, and wait for
  * their word on it.
  */
-static void bring(struct agent_job *job, uint32_t retained)
+static void bring(struct agent_job *job, uint32_t retained, uint64_t *forgotten)
 {
 	const struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, retained);
 
@@ -349,13 +349,16 @@ static void bring(struct agent_job *job, uint32_t retained)
 		agent_keep_offer(job, retained);
 		return;
 	}
-	agent_names_tell_forgotten(job, agent_keep_owner(job, kept), kept->what.key);
+	if (*forgotten != kept->what.key)
+		agent_names_tell_forgotten(job, agent_keep_owner(job, kept), kept->what.key);
+	*forgotten = kept->what.key;
 	agent_keep_free(job, retained);
 }
 
 void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
 {
 	struct agent_server *server = &job->fleet.servers[number];
+	uint64_t forgotten = 0; /* the last that the server was told of */
 
 	if (server->lost_ns)
 		log_notice("job %s: server %s is back%s", job->owner.name,
@@ -386,7 +389,7 @@ void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
 		/* One that is busy is a worker's to make whole; it is offered when that is done. */
 		if (kept->taken && (kept->stale || !kept->busy) && kept->whole &&
 		    agent_keep_owner(job, kept) == server)
-			bring(job, i);
+			bring(job, i, &forgotten);
 	}
 	agent_contributors_attached(job, number);
 	FAILPOINT("server-attached-again");

@@ -537,14 +537,17 @@ void keep_past(struct tensor *tensor, uint32_t node, uint64_t number)
 /* A node has forgotten the tensor. It has the home's word that no node uses it: its rounds are over at all of them. */
 static void keep_forgotten(struct job *job, uint64_t key)
 {
-	struct tensor *tensor = tensor_of(job, key);
+	struct tensor *tensor = forget_is_possible(job) ? tensor_mention(job, key) : NULL;
 	struct round *round, *next;
 
 	/* Of several nodes that say so the first is enough: another may have been lost before it could. */
-	if (!tensor || tensor_is_forgotten(tensor) || !forget_is_possible(job))
+	if (!tensor || tensor_is_forgotten(tensor))
 		return;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		tensor->past[i] = DATA_ROUND_NEVER;
+	/* Nothing of it is here, and what comes late makes no other. */
+	if (tensor->is_mentioned)
+		return;
 	if (tensor->n_rounds > STORE_NEAR)
 		sweep_later(job, SWEEP_NEWS);
 	else

@@ -106,11 +106,12 @@ static void set_option(int fd, int level, int option, unsigned value)
  */
 void address_set_ahead(int fd, unsigned bytes)
 {
-	int segment = 0;
-	socklen_t len = sizeof(segment);
+	struct tcp_info info = { 0 };
+	socklen_t len = sizeof(info);
 
-	(void)getsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment, &len);
-	set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX(bytes, 2 * (unsigned)segment));
+	/* Segments grow with the window up to that. */
+	(void)getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len);
+	set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX(bytes, 2 * info.tcpi_pmtu));
 }
 
 /*

@@ -29,6 +29,6 @@ void call_damaged(struct call *call)
 {
 	call->answer = (struct data_header){ 0 };
 	call->answer_block = block_unref(call->answer_block);
-	call->status = -ENETRESET;
+	call->status = call->is_repeatable ? -ENETRESET : -EBADMSG;
 	(void)snprintf(call->text, sizeof(call->text), "%s", call_damaged_text);
 }

@@ -175,7 +175,7 @@ void lane_end_answer(struct lane *lane, struct call *call)
 {
 	bool was_damaged = call->answer.op == DATA_ERROR && call->answer.status == EBADMSG;
 
-	if (was_damaged && !call->is_repeatable) {
+	if (was_damaged && !call->is_repeatable && !call->ends_alone) {
 		lane_fail(lane, -EBADMSG, "%s", call_damaged_text);
 		return;
 	}

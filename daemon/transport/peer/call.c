@@ -228,7 +228,7 @@ void call_say_damaged(const struct peer *peer)
 	transport->damaged.n_calls++;
 	if (transport->damaged.said_ns && now_ns - transport->damaged.said_ns < DAMAGED_NS)
 		return;
-	log_warning("%s: %s, and is sent again (%u since this was last said; "
+	log_warning("%s: %s, and is sent again, or costs its round (%u since this was last said; "
 		    "bps_checksum_errors_total counts all)",
 		    peer->name, call_damaged_text, transport->damaged.n_calls);
 	transport->damaged.said_ns = now_ns;
@@ -239,7 +239,8 @@ void call_answered(struct mail *mail)
 {
 	struct call *call = container_of(mail, struct call, message.mail);
 
-	if (call->status == -ENETRESET && call->answer.op != DATA_ERROR)
+	if ((call->status == -ENETRESET || call->status == -EBADMSG) &&
+	    call->answer.op != DATA_ERROR)
 		call_say_damaged(call->peer);
 	/* Lost with an RDMA connection: the word of the other transport, not of a server. */
 	if (call->status == -ENETRESET && call->is_repeatable)

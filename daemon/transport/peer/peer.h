@@ -109,7 +109,7 @@ void call_send(struct call *call);
 void call_answered(struct mail *mail);
 /* answer.c: status and text of an answer whose payload is in place. Any thread. */
 void call_take_answer(struct call *call);
-/* answer.c: its payload, or that of its answer, was damaged on the way: it is to be made again. Any thread. */
+/* answer.c: its payload, or that of its answer, was damaged on the way: it is to be made again, or ends alone. Any thread. */
 void call_damaged(struct call *call);
 extern const char call_damaged_text[];
 /* Now and then. Home thread. */

@@ -86,10 +86,10 @@ struct ibv_mr *rdma_register_direct(struct rdma *rdma, struct rdma_device *devic
 	return counted(rdma, mr, start_ns);
 }
 
-/* Unless there may soon be more memory that can be locked. */
-static bool is_final(struct rdma *rdma, int error)
+/* Unless there is or may soon be more memory that can be locked. leaving: some was, before it was refused. */
+static bool is_final(const struct rdma *rdma, int error, bool leaving)
 {
-	return error != ENOMEM || !rdma_registrars_any_leaving(rdma);
+	return error != ENOMEM || !(leaving || rdma_registrars_any_leaving(rdma));
 }
 
 static void explain_refusal(struct rdma *rdma, const struct rdma_device *device,
@@ -108,6 +108,7 @@ void rdma_region_register(struct rdma *rdma, struct rdma_device *device, struct 
 {
 	uint64_t start_ns = clock_now_ns();
 	unsigned i = device->index;
+	bool leaving = rdma_registrars_any_leaving(rdma);
 	struct ibv_mr *mr;
 	int error;
 
@@ -117,7 +118,7 @@ void rdma_region_register(struct rdma *rdma, struct rdma_device *device, struct 
 	error = errno;
 	(void)pthread_rwlock_wrlock(&rdma->memory.lock);
 	region->mrs[i] = mr;
-	region->is_refused[i] = !mr && is_final(rdma, error);
+	region->is_refused[i] = !mr && is_final(rdma, error, leaving);
 	(void)pthread_rwlock_unlock(&rdma->memory.lock);
 	if (region->is_refused[i])
 		explain_refusal(rdma, device, region, error);

@@ -122,20 +122,24 @@ static void begin_message(struct lane *lane)
 	lane->input.reading = READING_PAYLOAD;
 }
 
-/*
- * Where the message ends is known, so it alone comes again, where the other side knows how. Returns
- * whether it does.
- */
-static bool repeat_damaged(struct lane *lane)
+/* Where the message ends is known: of a part it costs no more than that, where both sides know how. */
+static bool costs_part_alone(const struct lane *lane)
+{
+	const struct call *call = lane->input.call;
+
+	if (!call)
+		return lane->can_repeat && lane->input.header.op == DATA_PUSH;
+	return lane->input.header.op == DATA_RESULT &&
+	       ((call->is_repeatable && lane->can_repeat) || call->ends_alone);
+}
+
+/* Returns whether the message alone is lost. */
+static bool end_damaged(struct lane *lane)
 {
 	struct incoming *incoming = lane->input.incoming;
 	struct call *call = lane->input.call;
 
-	if (!lane->can_repeat)
-		return false;
-	if (call && (!call->is_repeatable || lane->input.header.op != DATA_RESULT))
-		return false;
-	if (incoming && lane->input.header.op != DATA_PUSH)
+	if (!costs_part_alone(lane))
 		return false;
 	metric_add(&lane->transport->checksum_errors, 1);
 	if (incoming) {
@@ -153,7 +157,7 @@ static void took_payload_seal(struct lane *lane, bool fits)
 {
 	if (fits)
 		lane_end_message(lane);
-	else if (!repeat_damaged(lane))
+	else if (!end_damaged(lane))
 		seal_error(lane, "payload");
 	next_message(lane);
 }

@@ -205,6 +205,7 @@ TEST(what_fills_a_segment_is_asked_for)
 				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	_cleanup_(fd_closep) int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	_cleanup_(fd_closep) int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	_cleanup_(fd_closep) int other = -1;
 	struct pollfd poll_of = { .events = POLLOUT };
 	socklen_t len = sizeof(address);
 	static char bytes[64 << 10];
@@ -216,6 +217,13 @@ TEST(what_fills_a_segment_is_asked_for)
 	ASSERT_OK(connect(fd, (struct sockaddr *)&address, sizeof(address)));
 	address_tune_socket(fd, NSEC_PER_SEC);
 	address_set_ahead(fd, 1);
+	/* Segments are half as long before anything has gone. */
+	other = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	ASSERT_INT(other, >=, 0);
+	for (unsigned i = 0; i < 64; i++) {
+		ASSERT_EQ(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
+		ASSERT_EQ(recv(other, bytes, sizeof(bytes), MSG_WAITALL), sizeof(bytes));
+	}
 	len = sizeof(segment);
 	ASSERT_OK(getsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment, &len));
 	ASSERT_INT(segment, <=, sizeof(bytes));

@@ -162,11 +162,14 @@ static void direction_turn(struct direction *way)
 #define N_CALLS	 12
 #define CALL_LEN 100000
 
+/* What becomes of a call whose payload is. */
+enum damaged { DAMAGED_COSTS_PEER, DAMAGED_AGAIN, DAMAGED_ENDS };
+
 /*
  * Calls go through the relay, which changes one byte behind the handshake. Returns how many ended well with other bytes than
  * were sent; the others end well, or with the peer, or are made again where they can be.
  */
-static unsigned calls_over_wrong_wire(bool checksums, bool repeatable, bool towards_server,
+static unsigned calls_over_wrong_wire(bool checksums, enum damaged damaged, bool towards_server,
 				      size_t wrong_at, uint64_t *ret_errors, unsigned *ret_lost)
 {
 	struct pair_config config = { .no_checksums = !checksums };
@@ -174,7 +177,7 @@ static unsigned calls_over_wrong_wire(bool checksums, bool repeatable, bool towa
 	static char payloads[N_CALLS][CALL_LEN], rooms[N_CALLS][CALL_LEN];
 	struct pair_call calls[N_CALLS];
 	struct direction *ways = calloc(2, sizeof(*ways));
-	unsigned n_wrong = 0, n_done;
+	unsigned n_wrong = 0, n_ended = 0, n_done;
 	uint16_t port;
 	int listener = raw_listen(&port), caller, server;
 
@@ -185,7 +188,8 @@ static unsigned calls_over_wrong_wire(bool checksums, bool repeatable, bool towa
 	for (unsigned i = 0; i < N_CALLS; i++) {
 		pair_fill(payloads[i], CALL_LEN, i);
 		pair_call_init(&calls[i], payloads[i], CALL_LEN, rooms[i], CALL_LEN);
-		calls[i].call.is_repeatable = repeatable;
+		calls[i].call.is_repeatable = damaged == DAMAGED_AGAIN;
+		calls[i].call.ends_alone = damaged == DAMAGED_ENDS;
 		pair_call_begin(pair, &calls[i]);
 	}
 	caller = raw_accept(pair, listener);
@@ -202,7 +206,7 @@ static unsigned calls_over_wrong_wire(bool checksums, bool repeatable, bool towa
 		ASSERT_OK(loop_turn(pair->loop, 0));
 		for (unsigned i = 0; i < N_CALLS; i++) {
 			if (calls[i].n_done && calls[i].call.status == -ENETRESET) {
-				ASSERT_TRUE(repeatable);
+				ASSERT_EQ(damaged, DAMAGED_AGAIN);
 				calls[i].n_done = 0;
 				calls[i].call.is_again = true;
 				pair_call_begin(pair, &calls[i]);
@@ -213,10 +217,14 @@ static unsigned calls_over_wrong_wire(bool checksums, bool repeatable, bool towa
 	for (unsigned i = 0; i < N_CALLS; i++) {
 		ASSERT_EQ(calls[i].n_done, 1);
 		if (calls[i].call.status)
-			ASSERT_EQ(calls[i].call.status, -ECONNRESET);
-		else
-			n_wrong += !pair_check(rooms[i], CALL_LEN, i);
+			ASSERT_EQ(calls[i].call.status,
+				  damaged == DAMAGED_ENDS ? -EBADMSG : -ECONNRESET);
+		n_ended += calls[i].call.status == -EBADMSG;
+		if (calls[i].call.status)
+			continue;
+		n_wrong += !pair_check(rooms[i], CALL_LEN, i);
 	}
+	ASSERT_EQ(n_ended, damaged == DAMAGED_ENDS);
 	*ret_errors = metric_get(&pair->a.transport->checksum_errors) +
 		      metric_get(&pair->b.transport->checksum_errors);
 	*ret_lost = pair->a.n_lost + pair->b.n_lost;
@@ -236,29 +244,33 @@ TEST(what_a_wire_changes_is_seen)
 	for (unsigned i = 0; i < 24; i++) {
 		size_t at = handshake + (size_t)i * (size_t)i * 1901;
 
-		ASSERT_EQ(calls_over_wrong_wire(true, false, i % 2, at, &errors, &n_lost), 0);
+		ASSERT_EQ(calls_over_wrong_wire(true, DAMAGED_COSTS_PEER, i % 2, at, &errors,
+						&n_lost),
+			  0);
 		ASSERT_INT(n_lost, >, 0);
 		ASSERT_INT(errors, >, 0);
 	}
 	/* Without them nobody sees it: this test does. */
-	ASSERT_EQ(calls_over_wrong_wire(false, false, true, handshake + 5 * CALL_LEN / 2, &errors,
-					&n_lost),
+	ASSERT_EQ(calls_over_wrong_wire(false, DAMAGED_COSTS_PEER, true,
+					handshake + 5 * CALL_LEN / 2, &errors, &n_lost),
 		  1);
 	ASSERT_EQ(errors, 0);
 }
 
-/* A call that can be made again is, alone: its payload was damaged, or that of its answer. */
-TEST(what_was_damaged_comes_again)
+/* A call that can be made again is, and one whose memory may be changing ends, alone: its payload was damaged, or its answer's. */
+TEST(what_was_damaged_comes_again_or_ends_alone)
 {
 	size_t handshake = sizeof(struct data_hello) + DATA_PROOF_LEN;
 	uint64_t errors;
 	unsigned n_lost;
 
-	for (unsigned i = 0; i < 10; i++) {
+	for (unsigned i = 0; i < 20; i++) {
+		enum damaged damaged = i < 10 ? DAMAGED_AGAIN : DAMAGED_ENDS;
 		/* Payloads alone: in the middle of the i-th message. */
-		size_t at = handshake + (2 * i + 1) * (size_t)CALL_LEN / 2 + 104 * (i + 1);
+		size_t at =
+			handshake + (2 * (i % 10) + 1) * (size_t)CALL_LEN / 2 + 104 * (i % 10 + 1);
 
-		ASSERT_EQ(calls_over_wrong_wire(true, true, i % 2, at, &errors, &n_lost), 0);
+		ASSERT_EQ(calls_over_wrong_wire(true, damaged, i % 2, at, &errors, &n_lost), 0);
 		ASSERT_EQ(errors, 1);
 		ASSERT_EQ(n_lost, 0);
 	}
