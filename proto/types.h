@@ -55,6 +55,8 @@ enum reduction {
 #define LEAVE_ERROR_MAX	 300	/* of these, bytes of Leave.error that the other ranks are told */
 #define PART_BYTES_MIN	 4096u	/* smallest part size that may be configured */
 #define PART_BYTES_MAX	 (64u << 20) /* largest; also the largest payload of a data message */
+/* Of a part, most bytes of all ranks of a node, or of all nodes, together: what one sum reads, which others wait for. */
+#define PART_SUM_MAX (128u << 20)
 
 /* Features of control.proto, in Hello and Welcome. */
 #define CONTROL_FEATURE_RESUME \

@@ -367,6 +367,8 @@ void agent_job_form_here(struct agent_job *job)
 		job->agent->n_changes++;
 		job->part_bytes = job->shape.part_bytes ? job->shape.part_bytes
 							: job->agent->params.part_bytes;
+		job->part_bytes = MAX(MIN(job->part_bytes, PART_SUM_MAX / job->layout.n_local),
+				      PART_BYTES_MIN);
 		job->part_bytes -= job->part_bytes % PART_ALIGN;
 		r = agent_resume_prepare(job);
 	}

@@ -390,9 +390,14 @@ static void form_parts(struct job *job, const struct view *view)
 {
 	uint32_t asked = job->forming.asked_part_bytes ? job->forming.asked_part_bytes
 						       : job->server->params.part_bytes;
+	uint32_t n = job->n_nodes;
 
-	job->forming.part_bytes =
-		part_bytes_of(asked ? asked : part_bytes_by_link(job->server, view));
+	if (!asked)
+		asked = part_bytes_by_link(job->server, view);
+	/* A node sums what its ranks bring, and a server what the nodes do. */
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		n = MAX(n, job->nodes[i].join ? job->nodes[i].join->n_ranks : 0);
+	job->forming.part_bytes = part_bytes_of(MIN(asked, PART_SUM_MAX / n));
 }
 
 static int form_stripes(struct job *job, uint16_t *stripes, uint32_t *member_of_node,

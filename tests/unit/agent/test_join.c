@@ -494,3 +494,20 @@ TEST_TIMEOUT(many_missing_ranks_are_named_quickly, 20)
 		ASSERT_CONTAINS(world->ranks[0].failure.text, "ranks 0, 1, 3, 4");
 	}
 }
+
+/* What one sum reads of all ranks here is bounded, and others wait no longer for it. */
+TEST(parts_of_many_ranks_are_smaller)
+{
+	for (unsigned n_local = 2; n_local <= 64; n_local *= 4) {
+		_cleanup_(world_freep) struct world *world =
+			world_new(&(struct world_options){ .n_nodes = 1,
+							   .n_local = n_local,
+							   .no_servers = true,
+							   .part_bytes = PART_BYTES_MAX });
+
+		world_form(world);
+		ASSERT_EQ(list_first(&world->nodes[0].agent->jobs, struct agent_job, link)
+				  ->part_bytes,
+			  PART_SUM_MAX / n_local);
+	}
+}

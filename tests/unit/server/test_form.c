@@ -137,6 +137,27 @@ TEST(part_size_is_a_power_of_two)
 	}
 }
 
+/* What one sum reads, of a node's ranks or of all nodes, is bounded. */
+TEST(parts_of_many_are_smaller)
+{
+	static const uint32_t on_one[] = { 2, 3, 8 }, given[] = { 64 << 20, 32 << 20, 16 << 20 };
+	FAR = far_new(NULL);
+	struct layout layout;
+	char name[8];
+
+	for (size_t i = 0; i < ARRAY_SIZE(on_one); i++) {
+		(void)snprintf(name, sizeof(name), "job%zu", i);
+		layout = far_layout(name, 2, (uint32_t[]){ 1, on_one[i] });
+		layout.part_bytes = PART_BYTES_MAX;
+		far_form(far, &layout);
+		ASSERT_EQ(layout.joined_part_bytes, given[i]);
+	}
+	layout = far_layout("nodes", 4, NULL);
+	layout.part_bytes = PART_BYTES_MAX;
+	far_form(far, &layout);
+	ASSERT_EQ(layout.joined_part_bytes, 32 << 20);
+}
+
 TEST(part_size_goes_by_the_link)
 {
 	static const uint32_t mbps[] = { 0, 10, 500, 1000, 2500, 100000 };
