@@ -101,6 +101,9 @@ struct reduce_entry {
 	const void *values;
 };
 
+/* To sort a row, or to find its place, takes as long as so many bytes that are summed: for who shares the time out. */
+#define ROWS_ROW_COST 256u
+
 /*
  * Sorts entries by row; those of one row keep their order. Rows are in [0, n_rows); scratch has room for n entries, too,
  * and holds nothing of use afterwards.

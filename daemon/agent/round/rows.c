@@ -225,7 +225,7 @@ static void begin_task(struct agent_rows *rows, void (*run)(struct task *task), 
 	rows->task.done = on_done;
 	rows->task.priority = rows->round->turn.priority;
 	rows->task.flow = job_of(rows)->number;
-	rows->task.cost = bytes;
+	rows->task.cost = bytes + n_rows * ROWS_ROW_COST;
 	rows->working = true;
 	if ((bytes > agent->params.inline_bytes || rows->round->turn.stalls) &&
 	    !pool_post(agent->params.pool, &rows->task))

@@ -366,7 +366,7 @@ void rows_start(struct slot *slot)
 {
 	struct rows *rows = slot->rows;
 	struct job *job = slot->job;
-	uint64_t bytes = 0;
+	uint64_t bytes = 0, n_rows = 0;
 
 	/* All have the result: another daemon's loss was behind it. */
 	if (rows_is_idle(slot)) {
@@ -386,8 +386,10 @@ void rows_start(struct slot *slot)
 	}
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		bytes += list_len(rows, rows->nodes[i].n_pieces, rows->nodes[i].n);
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		n_rows += rows->nodes[i].n;
 	metric_count(&job->server->bytes_summed, bytes);
-	slot->task.cost = bytes;
+	slot->task.cost = bytes + n_rows * ROWS_ROW_COST;
 	/* The result is no longer than what it is made of; its blocks are, by a quarter at most. */
 	spending_make_room(&job->store.spending, bytes + bytes / 4);
 	if (job_post(job, &slot->task))
