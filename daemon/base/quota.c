@@ -133,6 +133,13 @@ void quota_release_any(struct quota *quota, uint64_t amount)
 		quota_release(parent, amount);
 }
 
+struct quota *quota_leave(struct quota *quota, uint64_t amount)
+{
+	assert(!quota->batch);
+	quota_release_one(quota, amount);
+	return quota->parent;
+}
+
 void quota_done(struct quota *quota)
 {
 	uint64_t taken = atomic_exchange_explicit(&quota->taken, 0, memory_order_relaxed);

@@ -45,6 +45,11 @@ uint64_t quota_available(const struct quota *quota);
 /* What quota_charge() and quota_release() do where it is not the quota of one thread, or where its parent matters. */
 int quota_charge_any(struct quota *quota, uint64_t amount);
 void quota_release_any(struct quota *quota, uint64_t amount);
+/*
+ * Releases what the quota itself has, while its parent, which is returned, stays charged with it: for what outlives the quota. Without
+ * a batch. NULL: there is no parent.
+ */
+struct quota *quota_leave(struct quota *quota, uint64_t amount);
 /* Only asserted: the quota becomes this thread's while nothing is charged. Returns whether it is this thread's. */
 bool quota_claim(struct quota *quota);
 

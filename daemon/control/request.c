@@ -440,22 +440,15 @@ static int take_device(const struct incoming *in, const Bps__Control__Share *m,
 }
 
 /* It is watched before it is touched for the first time. */
-static int take_memfd(const struct incoming *in, const Bps__Control__Share *m,
-		      struct buffer **ret_buffer, struct failure *failure)
+static int watch_memfd(const struct incoming *in, const struct buffer *buffer,
+		       struct failure *failure)
 {
-	_cleanup_(buffer_unrefp) struct buffer *buffer = NULL;
-	int r;
+	int r = buffer_check_whole(in->fd, buffer->len, failure);
 
-	r = buffer_map(in->fd, m->len, &in->session->memory.quota, &buffer, failure);
-	if (!r)
-		r = buffer_check_whole(in->fd, m->len, failure);
 	if (r)
 		return r;
 	r = holes_watch(buffer->data, (size_t)buffer->len);
-	if (r)
-		return failure_set(failure, r, "cannot watch the memfd's pages: %s", strerror(-r));
-	*ret_buffer = TAKE_PTR(buffer);
-	return 0;
+	return r ? failure_set(failure, r, "cannot watch the memfd's pages: %s", strerror(-r)) : 0;
 }
 
 static int take_buffer(const struct incoming *in, const Bps__Control__Share *m,
@@ -465,7 +458,7 @@ static int take_buffer(const struct incoming *in, const Bps__Control__Share *m,
 	int r;
 
 	if (m->kind == MEMORY_MEMFD)
-		return take_memfd(in, m, ret_buffer, failure);
+		return buffer_map(in->fd, m->len, &in->session->memory.quota, ret_buffer, failure);
 	r = take_device(in, m, &params, failure);
 	return r ? r : buffer_of_device(&params, ret_buffer, failure);
 }
@@ -476,17 +469,26 @@ static int take_charged(const struct incoming *in, const Bps__Control__Share *m,
 {
 	uint64_t held = BUFFER_BYTES + (m->kind == MEMORY_MEMFD ? m->len / PAGE_TABLE_SHARE : 0);
 	unsigned n_descriptors = m->kind == MEMORY_CUDA_FD;
-	int r = session_charge_buffer(in->session, held, n_descriptors, failure);
+	_cleanup_(buffer_unrefp) struct buffer *buffer = NULL;
+	struct unmap_charge charges[2];
+	int r = session_charge_buffer(in->session, held, n_descriptors, charges, failure);
 
 	if (r)
 		return r;
-	r = take_buffer(in, m, ret_buffer, failure);
+	r = take_buffer(in, m, &buffer, failure);
 	if (r) {
-		session_release_buffer(in->session, held, n_descriptors);
+		for (unsigned i = 0; i < 2; i++)
+			quota_release(charges[i].quota, charges[i].amount);
+	} else {
+		memcpy(&buffer->charges[1], charges, sizeof(charges));
+		r = m->kind == MEMORY_MEMFD ? watch_memfd(in, buffer, failure) : 0;
+	}
+	if (r) {
+		account_release(in->session->account, ACCOUNT_DESCRIPTORS, n_descriptors);
 		return r;
 	}
-	(*ret_buffer)->held = held;
-	(*ret_buffer)->n_descriptors = n_descriptors;
+	buffer->n_descriptors = n_descriptors;
+	*ret_buffer = TAKE_PTR(buffer);
 	return 0;
 }
 
@@ -529,7 +531,7 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 		   (!buffer->device && places_add(&session->control->buffers, buffer)) ||
 		   map_add(&session->memory.buffers, m->buffer, &buffer->entry))) {
 		places_remove(&session->control->buffers, buffer);
-		session_release_buffer(session, buffer->held, buffer->n_descriptors);
+		account_release(session->account, ACCOUNT_DESCRIPTORS, buffer->n_descriptors);
 		buffer = buffer_unref(buffer);
 		r = failure_set(&failure, -ENOMEM, "out of memory");
 	}

@@ -561,27 +561,27 @@ void session_request_ended(struct session *session)
 }
 
 int session_charge_buffer(struct session *session, uint64_t held, unsigned n_descriptors,
-			  struct failure *failure)
+			  struct unmap_charge ret_charges[2], struct failure *failure)
 {
-	int r = account_charge(session->account, ACCOUNT_MAPPINGS, 1, failure);
+	struct account *account = session->account;
+	int r = account_charge(account, ACCOUNT_MAPPINGS, 1, failure);
 
 	if (r)
 		return r;
-	r = account_charge(session->account, ACCOUNT_DESCRIPTORS, n_descriptors, failure);
-	if (!r && quota_charge(&session->held, held)) {
-		account_release(session->account, ACCOUNT_DESCRIPTORS, n_descriptors);
-		r = account_no_memory(session->account, EDQUOT, failure);
+	r = account_charge(account, ACCOUNT_DESCRIPTORS, n_descriptors, failure);
+	if (r) {
+		account_release(account, ACCOUNT_MAPPINGS, 1);
+		return r;
 	}
-	if (r)
-		account_release(session->account, ACCOUNT_MAPPINGS, 1);
-	return r;
-}
-
-void session_release_buffer(struct session *session, uint64_t held, unsigned n_descriptors)
-{
-	quota_release(&session->held, held);
-	account_release(session->account, ACCOUNT_DESCRIPTORS, n_descriptors);
-	account_release(session->account, ACCOUNT_MAPPINGS, 1);
+	r = account_charge(account, ACCOUNT_MEMORY, held, failure);
+	if (r) {
+		account_release(account, ACCOUNT_DESCRIPTORS, n_descriptors);
+		account_release(account, ACCOUNT_MAPPINGS, 1);
+		return r;
+	}
+	ret_charges[0] = (struct unmap_charge){ account_quota(account, ACCOUNT_MAPPINGS), 1 };
+	ret_charges[1] = (struct unmap_charge){ account_quota(account, ACCOUNT_MEMORY), held };
+	return 0;
 }
 
 static void on_hole(struct control *control, void *page)
@@ -620,7 +620,7 @@ static void on_released(struct buffer *buffer)
 
 	if (buffer->cookie)
 		session_answer(session, buffer->cookie, 0, NULL);
-	session_release_buffer(session, buffer->held, buffer->n_descriptors);
+	account_release(session->account, ACCOUNT_DESCRIPTORS, buffer->n_descriptors);
 	places_remove(&session->control->buffers, buffer);
 	session->memory.n_releasing--;
 	reap_if_over(session);

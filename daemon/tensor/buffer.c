@@ -5,7 +5,6 @@
  */
 #include "tensor/tensor.h"
 
-#include "base/memory/unmap.h"
 #include "base/pages.h"
 #include <fcntl.h>
 #include <inttypes.h>
@@ -154,7 +153,15 @@ void buffer_bury(struct buffer *buffer, struct loop *loop)
 	loop_begin(loop, &buffer->burial);
 }
 
-/* In the thread that unmaps: madvise() waits for others who give back pages of that memfd. */
+/* A user. Ledgers are together: trainers have no descriptor with which to take pages out of one. */
+static const void *owner_of(const struct buffer *buffer)
+{
+	if (buffer->quota)
+		return buffer->quota->parent ?: buffer->quota;
+	return buffer->charges[1].quota ? (void *)buffer->charges[1].quota : buffer->data;
+}
+
+/* In a thread that unmaps: madvise() waits for others who give back pages of that memfd. */
 void buffer_give_back(const struct buffer *buffer, void *data)
 {
 	size_t page = page_size();
@@ -165,7 +172,7 @@ void buffer_give_back(const struct buffer *buffer, void *data)
 	/* mremap() of no bytes makes a second mapping of shared memory. */
 	again = mremap(data, 0, page, MREMAP_MAYMOVE);
 	if (again != MAP_FAILED)
-		unmap_remove(again, page);
+		unmap_remove(owner_of(buffer), again, page);
 }
 
 int buffer_of_device(const struct gpu_memory_params *params, struct buffer **ret_buffer,
@@ -211,9 +218,12 @@ static void on_left(struct mail *mail)
 	struct buffer *buffer = container_of(mail, struct buffer, left);
 
 	end_burial(buffer);
-	unmap(buffer->data, (size_t)buffer->len);
 	if (buffer->quota)
-		quota_release(buffer->quota, buffer->len);
+		buffer->charges[0] = (struct unmap_charge){
+			quota_leave(buffer->quota, buffer->len),
+			buffer->len,
+		};
+	unmap_shared(owner_of(buffer), buffer->data, (size_t)buffer->len, buffer->charges);
 	if (buffer->released)
 		buffer->released(buffer);
 	free(buffer);

@@ -9,6 +9,7 @@
 #include "base/list.h"
 #include "base/loop/loop.h"
 #include "base/map.h"
+#include "base/memory/unmap.h"
 #include "base/quota.h"
 #include "gpu/gpu.h"
 #include "proto/types.h"
@@ -48,7 +49,10 @@ struct buffer {
 	unsigned refs; /* control thread only */
 	char *data;
 	uint64_t len;
-	struct quota *quota;	   /* charged with len; NULL: nobody */
+	struct quota
+		*quota; /* charged with len, and its parent until it is unmapped; NULL: nobody */
+	/* Of the owner's choice, but for the first, which is buffer.c's: released when it has been unmapped. */
+	struct unmap_charge charges[UNMAP_CHARGES];
 	struct gpu_memory *device; /* NULL: memory of the host */
 	/*
 	 * Whoever touches it may be kept waiting for long. While pages of a memfd are given back, as many as there are at once, who
@@ -62,11 +66,10 @@ struct buffer {
 	bool (*leaving)(struct buffer *buffer, struct mail *left);
 	void *leaving_user;
 	struct mail left;
-	/* Optional: called when it has been unmapped, and no worker has it imported, right before it is freed. */
+	/* Optional: called when nobody can touch it any more, and no worker has it imported, right before it is freed. */
 	void (*released)(struct buffer *buffer);
 	void *user;		/* free for the owner's use */
 	uint64_t cookie;	/* the same */
-	uint64_t held;		/* the same */
 	unsigned n_descriptors; /* the same */
 	bool is_placed;		/* the same */
 

@@ -5,6 +5,7 @@
  */
 #include "base/memory/account.h"
 
+#include "base/memory/unmap.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,6 +40,7 @@ void accounts_done(struct accounts *accounts)
 {
 	struct account *account;
 
+	unmap_release_all();
 	while ((account = list_first(&accounts->list, struct account, link))) {
 		assert(!account->refs);
 		for (unsigned kind = 0; kind < ACCOUNT_KINDS; kind++)

@@ -43,7 +43,7 @@ struct accounts_params {
 };
 
 void accounts_init(struct accounts *accounts, const struct accounts_params *params);
-/* Nothing is charged any more. */
+/* Nothing is charged any more, but for what waits to be unmapped. */
 void accounts_done(struct accounts *accounts);
 
 /* The account of this name, within another or of all (NULL), held until account_put(); NULL: there is no memory. */

@@ -1,10 +1,11 @@
 /*
- * The list of mappings that wait to be unmapped, and the thread that unmaps them in slices. The
- * thread starts with the first mapping and ends with the last. tensor/buffer.c gives trainers'
- * memory here, base/bulk.c what was a job's or a session's.
+ * The mappings that wait to be unmapped, by owner, and the threads that unmap them in slices. A
+ * thread starts with an owner's first mapping and ends with the last. tensor/buffer.c gives
+ * trainers' memory here, base/bulk.c what was a job's or a session's.
  */
 #include "base/memory/unmap.h"
 
+#include "base/list.h"
 #include "base/loop/thread.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -15,80 +16,139 @@
 #define UNMAP_SLICE ((size_t)32 << 20)
 
 struct mapping {
-	struct mapping *next;
+	struct list link; /* in unmapper->mappings until it is unmapped */
 	char *data;
 	size_t len;
 	bool removes; /* gives the pages back before it is unmapped */
+	struct unmap_charge charges[UNMAP_CHARGES];
+};
+
+/* A thread. */
+struct unmapper {
+	struct list link;
+	const void *owner; /* NULL: nobody but we have it */
+	struct list mappings;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
-static struct mapping *waiting;
-static bool running; /* the thread */
+static struct list unmappers = LIST_INIT(unmappers);
 
-static struct mapping *take(void)
+static void give_back(const struct mapping *mapping)
 {
+	if (mapping->removes)
+		(void)madvise(mapping->data, mapping->len, MADV_REMOVE);
+	for (size_t at = 0; at < mapping->len; at += UNMAP_SLICE)
+		(void)munmap(mapping->data + at, MIN(mapping->len - at, UNMAP_SLICE));
+}
+
+static void release(struct mapping *mapping)
+{
+	for (unsigned i = 0; i < UNMAP_CHARGES; i++) {
+		quota_release(mapping->charges[i].quota, mapping->charges[i].amount);
+		mapping->charges[i].quota = NULL;
+	}
+}
+
+static void *unmapper_main(void *user)
+{
+	struct unmapper *unmapper = user;
 	struct mapping *mapping;
 
 	(void)pthread_mutex_lock(&lock);
-	mapping = waiting;
-	waiting = mapping ? mapping->next : NULL;
-	running = mapping;
-	(void)pthread_mutex_unlock(&lock);
-	return mapping;
-}
-
-static void *unmap_all(void *unused)
-{
-	struct mapping *mapping;
-
-	(void)unused;
-	while ((mapping = take())) {
-		if (mapping->removes)
-			(void)madvise(mapping->data, mapping->len, MADV_REMOVE);
-		for (size_t at = 0; at < mapping->len; at += UNMAP_SLICE)
-			(void)munmap(mapping->data + at, MIN(mapping->len - at, UNMAP_SLICE));
+	while ((mapping = list_first(&unmapper->mappings, struct mapping, link))) {
+		(void)pthread_mutex_unlock(&lock);
+		give_back(mapping);
+		(void)pthread_mutex_lock(&lock);
+		list_remove(&mapping->link);
+		release(mapping);
 		free(mapping);
 	}
+	list_remove(&unmapper->link);
+	(void)pthread_mutex_unlock(&lock);
+	free(unmapper);
 	return NULL;
 }
 
-/* Returns false when there is no thread to be had. */
-static bool pass_on(struct mapping *mapping)
+/* The lock is held. Returns NULL when there is no thread to be had. */
+static struct unmapper *unmapper_of(const void *owner)
 {
-	bool taken;
+	struct unmapper *unmapper;
 
-	(void)pthread_mutex_lock(&lock);
-	taken = running = running || !thread_detach(unmap_all, NULL);
-	if (taken) {
-		mapping->next = waiting;
-		waiting = mapping;
+	list_for_each (unmapper, &unmappers, link)
+		if (unmapper->owner == owner)
+			return unmapper;
+	unmapper = calloc(1, sizeof(*unmapper));
+	if (!unmapper)
+		return NULL;
+	unmapper->owner = owner;
+	list_init(&unmapper->mappings);
+	if (thread_detach(unmapper_main, unmapper)) {
+		free(unmapper);
+		return NULL;
 	}
-	(void)pthread_mutex_unlock(&lock);
-	return taken;
+	list_push_back(&unmappers, &unmapper->link);
+	return unmapper;
 }
 
-static void unmap_elsewhere(void *data, size_t len, bool removes)
+/* What is to be unmapped only goes first. */
+static bool pass_on(const void *owner, struct mapping *mapping)
 {
-	struct mapping *mapping = malloc(sizeof(*mapping));
+	struct unmapper *unmapper;
+
+	(void)pthread_mutex_lock(&lock);
+	unmapper = unmapper_of(owner);
+	if (unmapper && mapping->removes)
+		list_push_back(&unmapper->mappings, &mapping->link);
+	else if (unmapper)
+		list_push_front(&unmapper->mappings, &mapping->link);
+	(void)pthread_mutex_unlock(&lock);
+	return unmapper;
+}
+
+static void unmap_elsewhere(const void *owner, const struct mapping *what)
+{
+	struct mapping here = *what, *mapping = malloc(sizeof(*mapping));
 
 	if (mapping) {
-		*mapping = (struct mapping){ .data = data, .len = len, .removes = removes };
-		if (pass_on(mapping))
+		*mapping = *what;
+		if (pass_on(owner, mapping))
 			return;
 		free(mapping);
 	}
-	(void)munmap(data, len);
+	(void)munmap(here.data, here.len);
+	release(&here);
 }
 
 void unmap(void *data, size_t len)
 {
 	if (len > UNMAP_HERE)
-		unmap_elsewhere(data, len, false);
+		unmap_elsewhere(NULL, &(struct mapping){ .data = data, .len = len });
 	else
 		(void)munmap(data, len);
 }
 
-void unmap_remove(void *data, size_t len)
+void unmap_shared(const void *owner, void *data, size_t len,
+		  const struct unmap_charge charges[UNMAP_CHARGES])
 {
-	unmap_elsewhere(data, len, true);
+	struct mapping mapping = { .data = data, .len = len };
+
+	memcpy(mapping.charges, charges, sizeof(mapping.charges));
+	unmap_elsewhere(owner, &mapping);
+}
+
+void unmap_remove(const void *owner, void *data, size_t len)
+{
+	unmap_elsewhere(owner, &(struct mapping){ .data = data, .len = len, .removes = true });
+}
+
+void unmap_release_all(void)
+{
+	struct unmapper *unmapper;
+	struct mapping *mapping;
+
+	(void)pthread_mutex_lock(&lock);
+	list_for_each (unmapper, &unmappers, link)
+		list_for_each (mapping, &unmapper->mappings, link)
+			release(mapping);
+	(void)pthread_mutex_unlock(&lock);
 }

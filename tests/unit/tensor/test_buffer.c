@@ -6,6 +6,7 @@
 #include "test.h"
 #include <fcntl.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -32,11 +33,19 @@ long __wrap_sysconf(int name)
 int __real_madvise(void *data, size_t len, int advice);
 int __wrap_madvise(void *data, size_t len, int advice);
 
+static bool holds;
+static sem_t is_held, let_go;
+
 /* Who gives back waits for others who give back some of the same memory. */
 int __wrap_madvise(void *data, size_t len, int advice)
 {
 	if (advice == MADV_REMOVE && gettid() == getpid())
 		test_fail(__FILE__, __LINE__, "memory is given back by the control thread");
+	if (advice == MADV_REMOVE && holds) {
+		(void)sem_post(&is_held);
+		while (sem_wait(&let_go))
+			;
+	}
 	return __real_madvise(data, len, advice);
 }
 
@@ -98,6 +107,49 @@ TEST(lives_until_hardware_has_forgotten_it)
 	left->run(left);
 	ASSERT_EQ(n_released, 1);
 	ASSERT_EQ(quota_used(&quota), 0);
+}
+
+static void wait_used(const struct quota *quota, uint64_t used)
+{
+	while (quota_used(quota) != used)
+		sched_yield();
+}
+
+/* A session has none of it any more when it is given up, and its user until it is unmapped. */
+TEST(stays_charged_to_the_user_until_it_is_unmapped)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	struct quota users[2], sessions[2], pieces;
+	struct buffer *buffers[2];
+	struct failure failure;
+	int fd = sealed(4096);
+
+	holds = true;
+	ASSERT_OK(sem_init(&is_held, 0, 0) || sem_init(&let_go, 0, 0));
+	ASSERT_OK(loop_new(&loop));
+	quota_init(&pieces, 1, NULL);
+	for (unsigned i = 0; i < 2; i++) {
+		quota_init(&users[i], 4096, NULL);
+		quota_init(&sessions[i], 4096, &users[i]);
+		ASSERT_OK(buffer_map(fd, 4096, &sessions[i], &buffers[i], &failure));
+	}
+	ASSERT_OK(quota_charge(&pieces, 1));
+	buffers[0]->charges[1] = (struct unmap_charge){ &pieces, 1 };
+	buffer_bury(buffers[0], loop);
+	buffer_give_back(buffers[0], buffers[0]->data);
+	while (sem_wait(&is_held))
+		;
+	for (unsigned i = 0; i < 2; i++) {
+		(void)buffer_unref(buffers[i]);
+		ASSERT_EQ(quota_used(&sessions[i]), 0);
+	}
+	wait_used(&users[1], 0);
+	ASSERT_EQ(quota_used(&users[0]), 4096);
+	ASSERT_EQ(quota_used(&pieces), 1);
+	(void)sem_post(&let_go);
+	wait_used(&users[0], 0);
+	wait_used(&pieces, 0);
+	(void)fd_close(fd);
 }
 
 static bool stalls(off_t len, int seals)
