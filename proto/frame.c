@@ -147,6 +147,13 @@ int frame_receive_bare(int socket, void *data, size_t *ret_len)
 	return 0;
 }
 
+bool frame_is_there(int socket)
+{
+	struct msghdr msg = { 0 };
+
+	return recvmsg(socket, &msg, MSG_PEEK | MSG_DONTWAIT) >= 0 || errno != EAGAIN;
+}
+
 bool frame_end_bare(int socket)
 {
 	struct msghdr msg = { 0 };

@@ -31,5 +31,7 @@ int frame_receive(int socket, void *data, size_t *ret_len, int fds[FRAME_FDS], s
  * the sender likes.
  */
 int frame_receive_bare(int socket, void *data, size_t *ret_len);
+/* Whether a packet or the end is to be received; takes nothing out, never blocks. */
+bool frame_is_there(int socket);
 /* Ends the connection and takes out all that is left in it. Returns false where descriptors are: they stay. Never blocks. */
 bool frame_end_bare(int socket);

@@ -68,6 +68,7 @@ static void handle_hello(const struct incoming *in, const Bps__Control__Hello *h
 		session_close(session, "speaks another version");
 		return;
 	}
+	session->features = hello->features & features_of(session);
 	r = ring_open(session, fds);
 	if (r) {
 		(void)failure_set(&failure, r, "the daemon cannot open a session: %s",
@@ -78,12 +79,7 @@ static void handle_hello(const struct incoming *in, const Bps__Control__Hello *h
 	}
 	loop_timer_cancel(&session->timer);
 	session->state = SESSION_OPEN;
-	session->features = hello->features & features_of(session);
 	send_welcome(in, fds);
-	/* fds[1], the doorbell, stays here too; and the memory, where a GPU worker may need it. */
-	if (session->features & CONTROL_FEATURE_CUDA)
-		session->ring.shm_fd = TAKE_FD(fds[0]);
-	(void)fd_close(fds[0]);
 	(void)fd_close(fds[2]);
 	log_debug("session of pid %u (uid %u): open, %.64s", session->pid, session->uid,
 		  hello->software ? hello->software : "no name");
@@ -312,6 +308,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	session->job.member.charge_more = on_charge_more;
 	tensor_set_callbacks(session);
 	follow_set_callbacks(session);
+	/* By now it is -1, unless a GPU worker may need it. */
 	session->job.member.shm_fd = session->ring.shm_fd;
 	session->job.member.account = session->account;
 	/* Before, as the answer may come from inside. */

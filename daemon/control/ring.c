@@ -5,6 +5,7 @@
  */
 #include "control/ring.h"
 
+#include "base/log.h"
 #include "control/listener.h"
 #include "control/session.h"
 #include <fcntl.h>
@@ -892,6 +893,11 @@ static void on_doorbell(struct loop_source *source, uint32_t events)
 	struct session *session = container_of(source, struct session, doorbell);
 
 	(void)events;
+	if (unlikely(session->ring.state != RING_SEALED)) {
+		session->ring.rung = true;
+		ring_seal(session);
+		return;
+	}
 	/* Else its ring is looked at, or has its next turn, without that. */
 	if (!list_linked(&session->ring.unarmed))
 		ring_work(session, SESSION_ENTRIES);
@@ -915,14 +921,19 @@ void ring_resume(struct session *session)
 
 /* -- Opening ------------------------------------------------------------------------------------------------------ */
 
+/*
+ * A worker of GPUs maps it to write when a request of the job's first needs one, which a seal against that would not let it do: of
+ * a trainer that may come to it, pages can be given back.
+ */
 static int make_memory(struct session *session, int *ret_fd)
 {
 	_cleanup_(fd_closep) int fd = memfd_create("bps-session", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	bool is_sealed = session->features & CONTROL_FEATURE_CUDA;
 	struct shm_header *header;
 	void *shm;
 
 	if (fd < 0 || ftruncate(fd, SHM_LEN) ||
-	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | (is_sealed ? F_SEAL_SEAL : 0)))
 		return error_origin(-errno);
 	shm = mmap(NULL, SHM_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (shm == MAP_FAILED)
@@ -935,6 +946,7 @@ static int make_memory(struct session *session, int *ret_fd)
 	header->len = SHM_LEN;
 	atomic_store(&header->daemon_armed, 1);
 	session->ring.shm = shm;
+	session->ring.state = is_sealed ? RING_SEALED : RING_SHOWN;
 	*ret_fd = TAKE_FD(fd);
 	return 0;
 }
@@ -965,13 +977,13 @@ static int make_wake(int *ret_write, int *ret_trainer)
 
 int ring_open(struct session *session, int ret_fds[3])
 {
-	_cleanup_(fd_closep) int memory = -1, trainer = -1;
+	_cleanup_(fd_closep) int trainer = -1;
 	int r;
 
 	session->ring.requests = calloc(SHM_SLOTS, sizeof(session->ring.requests[0]));
 	if (!session->ring.requests)
 		return error_origin(-ENOMEM);
-	r = make_memory(session, &memory);
+	r = make_memory(session, &session->ring.shm_fd);
 	if (!r)
 		r = make_wake(&session->ring.wake_fd, &trainer);
 	if (r)
@@ -985,10 +997,56 @@ int ring_open(struct session *session, int ret_fds[3])
 	r = loop_add(session->control->params.loop, &session->doorbell, EPOLLIN | EPOLLET);
 	if (r)
 		return error_trace(r);
-	ret_fds[0] = TAKE_FD(memory);
-	ret_fds[1] = session->doorbell.fd; /* stays ours too */
+	ret_fds[0] = session->ring.shm_fd;
+	ret_fds[1] = session->doorbell.fd;
 	ret_fds[2] = TAKE_FD(trainer);
 	return 0;
+}
+
+static void on_sealed(struct porter_errand *errand, int status, int fd)
+{
+	struct session *session = container_of(errand, struct session, porter.seal);
+	static bool said;
+
+	(void)fd;
+	if (session->state == SESSION_CLOSED)
+		return;
+	if (status && status != -EINVAL) {
+		session_fail(session, "its ring cannot be sealed: %s", strerror(-status));
+		return;
+	}
+	if (status && !said)
+		log_warning(
+			"rings of trainers cannot be sealed against holes: this kernel knows no "
+			"F_SEAL_FUTURE_WRITE, and a trainer can keep all others waiting");
+	said |= status != 0;
+	session->ring.state = RING_SEALED;
+	/* One that is frozen takes nothing any more. */
+	if (!session->socket.loop)
+		return;
+	session_watch_socket(session);
+	ring_work(session, SESSION_PACKETS | (session->ring.rung ? SESSION_ENTRIES : 0u));
+}
+
+static void on_seal_over(struct porter_errand *errand)
+{
+	session_reap_if_over(container_of(errand, struct session, porter.seal));
+}
+
+void ring_seal(struct session *session)
+{
+	int r;
+
+	if (session->ring.state != RING_SHOWN)
+		return;
+	session->ring.state = RING_SEALING;
+	session->porter.seal.taken = on_sealed;
+	session->porter.seal.over = on_seal_over;
+	r = porter_seal(&session->porter.seal, TAKE_FD(session->ring.shm_fd));
+	if (r)
+		session_fail(session, "its ring cannot be sealed: %s", strerror(-r));
+	else
+		session_watch_socket(session);
 }
 
 void ring_freeze(struct session *session)

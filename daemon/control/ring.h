@@ -3,9 +3,11 @@
 
 #include "control/session.h"
 
-/* Makes and maps what is shared. Returns 0 and what goes to the trainer: memfd, doorbell, wake-up. */
+/* Makes and maps what is shared. Returns 0 and what goes to the trainer: memfd and doorbell, which stay ours, and wake-up. */
 int ring_open(struct session *session, int ret_fds[3]);
 void ring_close(struct session *session);
+/* The trainer has mapped it, or will not: has it sealed. Until then no packet and no entry is taken. */
+void ring_seal(struct session *session);
 /* Takes no entry any more. */
 void ring_freeze(struct session *session);
 /* Before the first session. Makes the loop look at rings before it sleeps, as control->params.spin_ns says. */

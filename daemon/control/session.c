@@ -60,10 +60,11 @@ static int keep_descriptor(struct session *session, int fd)
 	return kept;
 }
 
-/* While a packet is being looked at, or packets wait, nothing is read: not even an end is news then. */
+/* While a packet is being looked at, or the ring sealed, or packets wait, nothing is read: not even an end is news then. */
 void session_watch_socket(struct session *session)
 {
-	bool reads = !session->porter.taken && !list_linked(&session->turn.paced);
+	bool reads = !session->porter.taken && session->ring.state != RING_SEALING &&
+		     !list_linked(&session->turn.paced);
 	uint32_t events = reads ? EPOLLIN : EPOLLET;
 
 	if (session->socket.loop)
@@ -193,7 +194,8 @@ static bool is_over(const struct session *session)
 {
 	return session->state == SESSION_CLOSED && !session->n_pending &&
 	       !session->memory.next_to_drop && !session->memory.n_releasing &&
-	       !session->porter.take.note && !session->porter.end.note;
+	       !session->porter.take.note && !session->porter.end.note &&
+	       !session->porter.seal.note;
 }
 
 static bool on_reap(struct chore *chore)
@@ -207,7 +209,7 @@ static bool on_reap(struct chore *chore)
 	return !list_empty(&control->over);
 }
 
-static void reap_if_over(struct session *session)
+void session_reap_if_over(struct session *session)
 {
 	struct control *control = session->control;
 
@@ -221,7 +223,7 @@ static void reap_if_over(struct session *session)
 
 static void on_end_over(struct porter_errand *errand)
 {
-	reap_if_over(container_of(errand, struct session, porter.end));
+	session_reap_if_over(container_of(errand, struct session, porter.end));
 }
 
 /* -- In ----------------------------------------------------------------------------------------------------------- */
@@ -244,7 +246,7 @@ void session_charge_pace(struct session *session, uint64_t began_ns)
 static bool takes_packets(const struct session *session)
 {
 	return session->state != SESSION_CLOSED && session->socket.loop && !session->porter.taken &&
-	       !session->deferred.request;
+	       session->ring.state != RING_SEALING && !session->deferred.request;
 }
 
 bool session_receive_one(struct session *session)
@@ -256,6 +258,12 @@ bool session_receive_one(struct session *session)
 
 	if (!takes_packets(session))
 		return false;
+	/* It waits in the socket: what it asks for may be about the ring. */
+	if (session->state == SESSION_OPEN && session->ring.state == RING_SHOWN) {
+		if (frame_is_there(session->socket.fd))
+			ring_seal(session);
+		return false;
+	}
 	r = frame_receive_bare(session->socket.fd, packet, &len);
 	if (r == FRAME_E_AGAIN)
 		return false;
@@ -298,7 +306,7 @@ static void on_taken_over(struct porter_errand *errand)
 
 	unpack_freep(&session->porter.taken);
 	if (session->state == SESSION_CLOSED) {
-		reap_if_over(session);
+		session_reap_if_over(session);
 		return;
 	}
 	session_watch_socket(session);
@@ -511,7 +519,7 @@ static bool on_drop(struct chore *chore)
 	session_charge_pace(session, began_ns);
 	if (session->memory.next_to_drop)
 		return true;
-	reap_if_over(session);
+	session_reap_if_over(session);
 	return false;
 }
 
@@ -531,7 +539,7 @@ void session_close(struct session *session, const char *how)
 	if (session->memory.next_to_drop)
 		loop_begin(session->control->params.loop, &session->memory.drop);
 	else
-		reap_if_over(session);
+		session_reap_if_over(session);
 }
 
 void session_fail(struct session *session, const char *format, ...)
@@ -557,7 +565,7 @@ void session_fail(struct session *session, const char *format, ...)
 void session_request_ended(struct session *session)
 {
 	session->n_pending--;
-	reap_if_over(session);
+	session_reap_if_over(session);
 }
 
 int session_charge_buffer(struct session *session, uint64_t held, unsigned n_descriptors,
@@ -623,7 +631,7 @@ static void on_released(struct buffer *buffer)
 	account_release(session->account, ACCOUNT_DESCRIPTORS, buffer->n_descriptors);
 	places_remove(&session->control->buffers, buffer);
 	session->memory.n_releasing--;
-	reap_if_over(session);
+	session_reap_if_over(session);
 }
 
 void session_drop_buffer(struct session *session, struct buffer *buffer, uint64_t unshare_id)
@@ -667,6 +675,7 @@ struct session *session_free(struct session *session)
 	control->n_sessions--;
 	porter_forget(&session->porter.take);
 	porter_forget(&session->porter.end);
+	porter_forget(&session->porter.seal);
 	unpack_freep(&session->porter.taken);
 	unpack_freep(&session->deferred.request);
 	free_requests(session);

@@ -74,6 +74,13 @@ static_assert(sizeof(struct session_request) <= 4 * CACHE_LINE,
 /* What the control thread has to take of a session. */
 enum { SESSION_PACKETS = 1 << 0, SESSION_ENTRIES = 1 << 1, SESSION_END = 1 << 2 };
 
+/*
+ * Whether the ring's memory is to be touched. SHOWN: the trainer has it, and may have yet to map it; it can also give pages of
+ * it back, and whoever touches one meanwhile waits until it has. So first the memory is sealed against that, once the trainer
+ * has said or rung something: it has mapped it by then, and nobody maps it to write any more.
+ */
+enum ring_state { RING_SHOWN, RING_SEALING, RING_SEALED };
+
 /* Packets that did not fit into the socket. */
 struct session_outbox {
 	struct list packets;
@@ -84,17 +91,19 @@ struct session_outbox {
 
 /*
  * What descriptor came beside a packet is found out by the porter; until that is over, no other packet is read. So is
- * the socket closed if there are any in it. A session counts until all that came from it is closed.
+ * the socket closed if there are any in it, and the ring sealed. A session counts until all that came from it is closed.
  */
 struct session_porter {
-	struct porter_errand take, end;
+	struct porter_errand take, end, seal;
 	Bps__Control__Request *taken; /* the packet */
 };
 
 /* What is shared with the trainer for entries and completions, and how far both have come. */
 struct session_ring {
 	void *shm;
-	int shm_fd;	      /* what shm is of, for workers; -1: it cannot come to that */
+	int shm_fd; /* what shm is of, until it is sealed, or for workers; else -1 */
+	enum ring_state state;
+	bool rung;	      /* before it was sealed */
 	int wake_fd;	      /* write end towards the trainer */
 	uint64_t head;	      /* entries consumed */
 	uint64_t n_completed; /* slots */
@@ -196,6 +205,8 @@ void session_send(struct session *session, const Bps__Control__Message *message,
 void session_answer(struct session *session, uint64_t id, int status, const char *text);
 /* The pace of the session's user pays for what the session has made of the thread's time since began_ns. */
 void session_charge_pace(struct session *session, uint64_t began_ns);
+/* The session is closed, and something of it is over: perhaps it was the last. */
+void session_reap_if_over(struct session *session);
 /* Reads packets again, or none: what the session waits for has changed. */
 void session_watch_socket(struct session *session);
 /* Takes the next packet, if there is one and none is being looked at. Returns whether there was. */

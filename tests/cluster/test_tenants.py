@@ -498,6 +498,20 @@ def give_back(cluster, group, act, length):
     return used - before
 
 
+def test_a_ring_is_not_given_back():
+    """Whoever touches a page of it meanwhile would wait, and that is the daemon's control thread."""
+    with Cluster(1) as cluster, contextlib.closing(in_job(cluster.daemons[0].socket)) as session:
+        try:
+            punch(session.memfd, 4096, 4096)
+        except AssertionError as error:
+            assert str(error).startswith(os.strerror(errno.EPERM)), error
+        else:
+            raise AssertionError('it is a hole')
+        session.answer(session.declare())
+        session.post(session.entry())
+        assert session.completion()[0] == -errno.EINVAL  # no buffer is shared
+
+
 def test_memory_that_is_given_back_is_not_made_again():
     """A trainer shares what is its own, and gives it back before it is summed or while: the daemon, which may have half of that, is
     not charged for it."""

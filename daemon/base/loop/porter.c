@@ -130,6 +130,11 @@ int porter_take(struct porter_errand *errand, enum porter_want want, int socket)
 	return error_trace(ask(errand, want, fd));
 }
 
+int porter_seal(struct porter_errand *errand, int fd)
+{
+	return error_trace(ask(errand, PORTER_SEAL, fd));
+}
+
 void porter_close(struct porter_errand *errand, int fd)
 {
 	if (fd >= 0 && ask(errand, PORTER_CLOSE, fd) && errand)

@@ -7,7 +7,8 @@
  *
  * The porter never waits for a file either. What it has to close it leaves to a child that takes its table of descriptors
  * along, and is killed: who is killed does not linger. A file system that does not answer keeps such a child and nobody else;
- * whoever asked for it goes on being charged with it until it is gone.
+ * whoever asked for it goes on being charged with it until it is gone. Nor does it wait for memory of the daemon's that others
+ * have as well, when that is to be sealed: a child does, one for each.
  *
  * One in a process. porter_start() comes first of all, when there is no other thread; the rest is the control thread's.
  */
@@ -43,6 +44,12 @@ struct porter_errand {
 
 /* Takes the first packet out of a socket in which descriptors lie beside it. The socket stays the caller's. 0 or -errno. */
 int porter_take(struct porter_errand *errand, enum porter_want want, int socket);
+/*
+ * Adds F_SEAL_FUTURE_WRITE and F_SEAL_SEAL to a memfd of the daemon's own that others have, too; takes it over. That waits
+ * for all that they do with it at the time, and so does a process of its own. taken() has no descriptor; status: 0; -EINVAL:
+ * the kernel knows no F_SEAL_FUTURE_WRITE, it has F_SEAL_SEAL alone; -EPERM: somebody else has sealed it; -errno. Returns 0 or -errno.
+ */
+int porter_seal(struct porter_errand *errand, int fd);
 /* Closes a descriptor in which others' descriptors may lie; takes it over. errand: or NULL: nobody asks. */
 void porter_close(struct porter_errand *errand, int fd);
 /* Neither is called any more. */

@@ -13,18 +13,19 @@
  */
 struct porter_request {
 	uint64_t id;
-	uint32_t op; /* enum porter_want, or PORTER_CLOSE */
+	uint32_t op; /* enum porter_want, or PORTER_CLOSE, or PORTER_SEAL */
 	uint32_t zero;
 };
 
 #define PORTER_CLOSE 2
+#define PORTER_SEAL  3
 
 #define PORTER_ACT "act"
 
 struct porter_answer {
 	uint64_t id;
 	int32_t status;
-	uint8_t taken; /* whether status is of that, and a descriptor beside it */
+	uint8_t taken; /* whether status is of that, or of a seal; and a descriptor beside it */
 	uint8_t over;
 	uint16_t zero;
 };

@@ -16,10 +16,11 @@
 #define RIGHTS_MAX 253 /* descriptors of a packet: SCM_MAX_FD of the kernel */
 #define RETRY_MS   100
 
-/* What is being closed. */
+/* What is being closed, or sealed. */
 struct closing {
 	uint64_t id;
 	pid_t pid; /* of who does it; 0: still here */
+	bool seals;
 };
 
 static struct closing *closings;
@@ -56,7 +57,7 @@ static void leave_to_child(void)
 			closings[i].pid = pid;
 }
 
-static void leave(uint64_t id)
+static void note(const struct closing *closing)
 {
 	if (n_closings == capacity) {
 		size_t more = capacity ? 2 * capacity : 64;
@@ -67,7 +68,12 @@ static void leave(uint64_t id)
 		closings = grown;
 		capacity = more;
 	}
-	closings[n_closings++] = (struct closing){ .id = id };
+	closings[n_closings++] = *closing;
+}
+
+static void leave(uint64_t id)
+{
+	note(&(struct closing){ .id = id });
 	leave_to_child();
 }
 
@@ -82,13 +88,17 @@ static bool any_waits(void)
 static void reap(void)
 {
 	pid_t pid;
+	int status;
 
-	while ((pid = waitpid(-1, NULL, WNOHANG)) > 0) {
+	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
 		for (size_t i = n_closings; i--;) {
 			struct porter_answer over = { .id = closings[i].id, .over = true };
 
 			if (closings[i].pid != pid)
 				continue;
+			over.taken = closings[i].seals;
+			if (over.taken)
+				over.status = WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;
 			closings[i] = closings[--n_closings];
 			answer(&over, -1);
 		}
@@ -162,6 +172,39 @@ static void take(const struct porter_request *request, int socket)
 	leave(request->id);
 }
 
+/* -- Sealing ------------------------------------------------------------------------------------------------------ */
+
+/* Returns an errno. */
+static int seal(int fd)
+{
+	if (!fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL))
+		return 0;
+	if (errno != EINVAL || fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL))
+		return errno;
+	return EINVAL;
+}
+
+/* What others do with the memory at the time holds a lock that this takes, for as long as they like. */
+static void seal_in_child(uint64_t id, int fd)
+{
+	struct porter_answer said = { .id = id, .taken = true, .over = true, .status = -EAGAIN };
+	pid_t pid = -1;
+
+	/* What is still here to be closed would be that child's, too, and might be closed by it; and no child can be had. */
+	if (!any_waits())
+		pid = fork();
+	if (!pid) {
+		/* Who waits keeps nothing of ours open. */
+		(void)syscall(SYS_close_range, PORTER_FD, PORTER_FIRST_FD - 1, 0);
+		_exit(seal(fd));
+	}
+	(void)close(fd);
+	if (pid < 0)
+		answer(&said, -1);
+	else
+		note(&(struct closing){ .id = id, .pid = pid, .seals = true });
+}
+
 /* -- The process -------------------------------------------------------------------------------------------------- */
 
 static void serve_one(void)
@@ -180,6 +223,8 @@ static void serve_one(void)
 		_exit(0);
 	if (request.op == PORTER_CLOSE)
 		leave(request.id);
+	else if (request.op == PORTER_SEAL)
+		seal_in_child(request.id, fd);
 	else
 		take(&request, fd);
 }

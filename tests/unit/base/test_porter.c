@@ -7,12 +7,16 @@
 #include "proto/frame.h"
 #include "test.h"
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 struct world {
 	struct loop *loop;
@@ -131,6 +135,98 @@ TEST(memory_comes_and_the_rest_stays)
 	ASSERT_OK(frame_receive_bare(socket, packet, &len));
 	ASSERT_EQ(packet[0], 'y');
 	(void)fd_close(seen.fd);
+	(void)fd_close(socket);
+	(void)fd_close(memory);
+	close_world(&world);
+}
+
+TEST(memory_of_ours_is_sealed_once)
+{
+	int memory = memfd_create("memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	struct world world;
+
+	open_world(&world);
+	for (unsigned i = 0; i < 2; i++) {
+		struct seen seen = SEEN;
+
+		ASSERT_OK(porter_seal(&seen.errand, fcntl(memory, F_DUPFD_CLOEXEC, 0)));
+		run_until(&world, &seen.n_over, 1);
+		ASSERT_EQ(seen.n_taken, 1);
+		ASSERT_EQ(seen.fd, -1);
+		ASSERT_EQ(seen.status, i ? -EPERM : 0);
+		ASSERT_EQ(fcntl(memory, F_GET_SEALS), F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
+	}
+	(void)fd_close(memory);
+	close_world(&world);
+}
+
+/* A page whose first reader waits until held_go_on(). */
+struct held {
+	void *page;
+	int memory, userfault;
+	pthread_t writer;
+};
+
+static void *write_it(void *user)
+{
+	const struct held *held = user;
+
+	ASSERT_EQ(write(held->memory, held->page, 4096), 4096);
+	return NULL;
+}
+
+/* Writes to the memory, with its lock, and does not come to an end. Returns false where that cannot be had. */
+static bool held_begin(struct held *held, int memory)
+{
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register range = { .mode = UFFDIO_REGISTER_MODE_MISSING };
+	struct pollfd asked;
+
+	held->memory = memory;
+	held->userfault = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	if (held->userfault < 0)
+		return false;
+	held->page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ASSERT_TRUE(held->page != MAP_FAILED);
+	range.range = (struct uffdio_range){ (uintptr_t)held->page, 4096 };
+	ASSERT_OK(ioctl(held->userfault, UFFDIO_API, &api));
+	ASSERT_OK(ioctl(held->userfault, UFFDIO_REGISTER, &range));
+	ASSERT_OK(pthread_create(&held->writer, NULL, write_it, held));
+	asked = (struct pollfd){ .fd = held->userfault, .events = POLLIN };
+	ASSERT_EQ(poll(&asked, 1, -1), 1);
+	return true;
+}
+
+static void held_go_on(struct held *held)
+{
+	struct uffdio_zeropage zero = { .range = { (uintptr_t)held->page, 4096 } };
+
+	ASSERT_OK(ioctl(held->userfault, UFFDIO_ZEROPAGE, &zero));
+	ASSERT_OK(pthread_join(held->writer, NULL));
+	(void)fd_close(held->userfault);
+	(void)munmap(held->page, 4096);
+}
+
+TEST(memory_that_cannot_be_sealed_yet_keeps_nobody)
+{
+	int memory = memfd_create("memory", MFD_CLOEXEC | MFD_ALLOW_SEALING), socket;
+	struct seen seal = SEEN, take = SEEN;
+	struct world world;
+	struct held held;
+
+	open_world(&world);
+	if (!held_begin(&held, memory))
+		TEST_SKIP("userfaultfd cannot be had");
+	ASSERT_OK(porter_seal(&seal.errand, fcntl(memory, F_DUPFD_CLOEXEC, 0)));
+	socket = socket_with(&memory, 1);
+	ASSERT_OK(porter_take(&take.errand, PORTER_MEMFD, socket));
+	run_until(&world, &take.n_over, 1);
+	ASSERT_EQ(take.status, 0);
+	ASSERT_EQ(seal.n_taken, 0);
+	held_go_on(&held);
+	run_until(&world, &seal.n_over, 1);
+	ASSERT_EQ(seal.status, 0);
+	(void)fd_close(take.fd);
 	(void)fd_close(socket);
 	(void)fd_close(memory);
 	close_world(&world);

@@ -2,6 +2,7 @@
  * The ring of a session, with trainers by hand: entries, completions, wake-ups, and entries that
  * lie.
  */
+#include "base/loop/porter.h"
 #include "door.h"
 #include "proto/pack.h"
 #include <fcntl.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #define LEN 65536
 
@@ -39,6 +41,33 @@ static void clock_go(uint64_t each_ns)
 static void clock_end(void)
 {
 	clock_ns = 0;
+}
+
+/* A seal that the porter is asked for later. */
+static struct {
+	bool holds;
+	unsigned n;
+	struct porter_errand *errand;
+	int fd;
+} seals;
+
+int __real_porter_seal(struct porter_errand *errand, int fd);
+int __wrap_porter_seal(struct porter_errand *errand, int fd);
+
+int __wrap_porter_seal(struct porter_errand *errand, int fd)
+{
+	seals.n++;
+	if (!seals.holds)
+		return __real_porter_seal(errand, fd);
+	seals.errand = errand;
+	seals.fd = fd;
+	return 0;
+}
+
+static void seals_go_on(void)
+{
+	seals.holds = false;
+	ASSERT_OK(__real_porter_seal(seals.errand, seals.fd));
 }
 
 /* Ranks with a buffer 1 each, and a tensor 1 of 100 float32. */
@@ -1193,5 +1222,107 @@ TEST(packets_without_end_do_not_keep_the_loop)
 	ASSERT_TRUE(!trainer_done(&trainers[0], slot));
 	for (unsigned i = 0; i < 2; i++)
 		trainer_close(&trainers[i]);
+	DOOR_UNTIL(door, !control_n_sessions(door->control));
+}
+
+/* -- Pages that the trainer gives back ---------------------------------------------------------------------------- */
+
+static int punch(const struct trainer *trainer)
+{
+	return fallocate(trainer->memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, SHM_LEN)
+		       ? -errno
+		       : 0;
+}
+
+/* Whoever has touched a page has made it. */
+static bool is_hole(const struct trainer *trainer)
+{
+	struct stat st;
+
+	ASSERT_OK(fstat(trainer->memory, &st));
+	return !st.st_blocks;
+}
+
+static void expect_sealed(const struct trainer *trainer)
+{
+	ASSERT_EQ(fcntl(trainer->memory, F_GET_SEALS),
+		  F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
+	ASSERT_EQ(punch(trainer), -EPERM);
+	ASSERT_TRUE(madvise(trainer->shm, SHM_LEN, MADV_REMOVE) && errno == EPERM);
+	ASSERT_TRUE(write(trainer->memory, "", 1) < 0 && errno == EPERM);
+	ASSERT_TRUE(mmap(NULL, SHM_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, trainer->memory, 0) ==
+		    MAP_FAILED);
+	/* What was mapped before stays as it was. */
+	shm_ring(trainer->shm)[SHM_ENTRIES - 1].slot = 1;
+}
+
+TEST(pages_of_a_ring_stay_before_they_are_touched)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	struct trainer trainer;
+	uint64_t id, one = 1;
+
+	trainer_open(&trainer, door);
+	ASSERT_OK(punch(&trainer));
+	for (unsigned i = 0; i < 5; i++)
+		ASSERT_OK(loop_turn(door->loop, 0));
+	ASSERT_EQ(seals.n, 0);
+	seals.holds = true;
+	/* Before the daemon acts on that it looks whether entries are there. */
+	id = trainer_send_cancel(&trainer, 0, 1);
+	DOOR_UNTIL(door, seals.n || trainer_readable(&trainer));
+	ASSERT_EQ(write(trainer.doorbell, &one, sizeof(one)), sizeof(one));
+	for (unsigned i = 0; i < 5; i++)
+		ASSERT_OK(loop_turn(door->loop, 0));
+	ASSERT_TRUE(!trainer_readable(&trainer));
+	ASSERT_TRUE(is_hole(&trainer));
+	seals_go_on();
+	ASSERT_EQ(trainer_answer(&trainer, id, NULL), 0);
+	/* It was rung for before. */
+	DOOR_UNTIL(door, ((struct shm_header *)trainer.shm)->daemon_armed);
+	expect_sealed(&trainer);
+	ASSERT_EQ(trainer_wait(&trainer, trainer_post(&trainer, &entry), NULL), -ENOTCONN);
+	ASSERT_EQ(seals.n, 1);
+	trainer_close(&trainer);
+	DOOR_UNTIL(door, !control_n_sessions(door->control));
+}
+
+TEST(a_ring_that_is_rung_first_is_sealed)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	struct trainer trainer;
+	uint32_t slot;
+
+	trainer_open(&trainer, door);
+	seals.holds = true;
+	slot = trainer_post(&trainer, &entry);
+	DOOR_UNTIL(door, seals.n || trainer_done(&trainer, slot));
+	ASSERT_OK(loop_turn(door->loop, 0));
+	ASSERT_TRUE(!trainer_done(&trainer, slot));
+	seals_go_on();
+	ASSERT_EQ(trainer_wait(&trainer, slot, NULL), -ENOTCONN);
+	expect_sealed(&trainer);
+	trainer_close(&trainer);
+	DOOR_UNTIL(door, !control_n_sessions(door->control));
+}
+
+/* So that it cannot be sealed, or before it is. */
+TEST(a_ring_that_its_trainer_has_sealed_ends_its_session)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct trainer trainers[2];
+
+	for (unsigned i = 0; i < 2; i++)
+		trainer_open(&trainers[i], door);
+	ASSERT_OK(fcntl(trainers[0].memory, F_ADD_SEALS, F_SEAL_SEAL));
+	(void)trainer_send_cancel(&trainers[0], 0, 1);
+	trainer_expect_end(&trainers[0]);
+	trainer_close(&trainers[0]);
+	/* The porter is asked, and nobody waits for its answer. */
+	(void)trainer_send_cancel(&trainers[1], 0, 1);
+	DOOR_UNTIL(door, seals.n == 2);
+	trainer_close(&trainers[1]);
 	DOOR_UNTIL(door, !control_n_sessions(door->control));
 }

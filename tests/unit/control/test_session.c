@@ -64,11 +64,12 @@ TEST(welcome_brings_sealed_memory)
 	_cleanup_(door_freep) struct door *door = door_new(NULL);
 	struct trainer trainer;
 	const struct shm_header *header;
-	int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+	int seals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 	trainer_open(&trainer, door);
 	header = trainer.shm;
-	ASSERT_EQ(fcntl(trainer.memory, F_GET_SEALS) & seals, seals);
+	/* It has yet to be mapped: test_ring.c seals it for good. */
+	ASSERT_EQ(fcntl(trainer.memory, F_GET_SEALS), seals);
 	ASSERT_TRUE(ftruncate(trainer.memory, 4096) && errno == EPERM);
 	ASSERT_EQ(header->magic, SHM_MAGIC);
 	ASSERT_EQ(header->version, SHM_VERSION);
