@@ -1079,7 +1079,9 @@ void ring_close(struct session *session)
 	session->doorbell.fd = fd_close(session->doorbell.fd);
 	session->ring.wake_fd = fd_close(session->ring.wake_fd);
 	session->ring.shm_fd = fd_close(session->ring.shm_fd);
+	/* The trainer has it, too, and may keep waiting who unmaps it where it was not sealed. */
 	if (session->ring.shm)
-		(void)munmap(session->ring.shm, SHM_LEN);
+		unmap_shared(session->memory.quota.parent ?: &session->memory.quota,
+			     session->ring.shm, SHM_LEN, (struct unmap_charge[UNMAP_CHARGES]){ 0 });
 	session->ring.shm = NULL;
 }
