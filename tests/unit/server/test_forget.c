@@ -430,6 +430,16 @@ TEST(what_comes_late_of_a_forgotten_tensor_makes_it_no_more)
 		far_notice(far, 0, DATA_FAIL_ROUND, layout.job, key, 8, 0, EIO, "it failed");
 		notice(far, &layout, DATA_HAVE, 0, key);
 	}
+	/* One that was in use is dropped, and the node that is late says nothing after that. */
+	for (uint64_t key = 200; key < 210; key++) {
+		struct asked *first = offer(far, &layout, key, 6, 0);
+
+		notice(far, &layout, DATA_HAVE, 1, key);
+		far_expect(far, first, 0, NULL);
+		have(far, &layout, 0, key, 7);
+		far_expect(far, offer(far, &layout, key, 7, 0), 0, NULL);
+		far_notice(far, 0, DATA_FAIL_ROUND, layout.job, key, 8, 0, EIO, "it failed");
+	}
 	reduce(far, &layout, 100);
 	reduce(far, &layout, 101);
 }
