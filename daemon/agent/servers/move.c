@@ -265,13 +265,8 @@ static void sort_parked(struct agent_job *job)
 	struct list all;
 
 	list_init(&all);
-	for (size_t i = 0; i < job->fleet.n_servers; i++) {
-		while ((part = list_first(&job->fleet.servers[i].parked, struct agent_part,
-					  wait))) {
-			list_remove(&part->wait);
-			list_push_back(&all, &part->wait);
-		}
-	}
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		list_append(&all, &job->fleet.servers[i].parked);
 	while ((part = list_first(&all, struct agent_part, wait))) {
 		list_remove(&part->wait);
 		agent_keep_park(part);

@@ -384,10 +384,10 @@ void rows_start(struct slot *slot)
 		fail_merge(slot);
 		return;
 	}
-	for (uint32_t i = 0; i < job->n_nodes; i++)
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		bytes += list_len(rows, rows->nodes[i].n_pieces, rows->nodes[i].n);
-	for (uint32_t i = 0; i < job->n_nodes; i++)
 		n_rows += rows->nodes[i].n;
+	}
 	metric_count(&job->server->bytes_summed, bytes);
 	slot->task.cost = bytes + n_rows * ROWS_ROW_COST;
 	/* The result is no longer than what it is made of; its blocks are, by a quarter at most. */

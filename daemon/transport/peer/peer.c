@@ -265,10 +265,7 @@ static void send_waiting(struct peer *peer)
 	struct list calls = LIST_INIT(calls);
 	struct call *call;
 
-	while ((call = list_first(&peer->waiting, struct call, link))) {
-		list_remove(&call->link);
-		list_push_back(&calls, &call->link);
-	}
+	list_append(&calls, &peer->waiting);
 	while ((call = list_first(&calls, struct call, link))) {
 		send_notices(peer, call->message.sequence);
 		list_remove(&call->link);

@@ -585,6 +585,16 @@ static const struct agent_part *copy_one(struct agent_job *job, const struct age
 	return part;
 }
 
+/* There is memory for all results. */
+static void end_well(struct world *world, struct asked (*asked)[2])
+{
+	give_results(job_of(world));
+	for (unsigned i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, asked[i][0].done);
+		ASSERT_STR(asked[i][0].failure.text, "");
+	}
+}
+
 /* However long it is: it is the pool that copies it. */
 TEST(what_is_held_is_copied_in_the_pool_and_counts_then)
 {
@@ -597,11 +607,7 @@ TEST(what_is_held_is_copied_in_the_pool_and_counts_then)
 	ASSERT_OK(__real_pool_post(posted_to, TAKE_PTR(posted)));
 	WORLD_UNTIL(world, part->state == PART_HELD);
 	ASSERT_EQ(round->n_held, 2);
-	give_results(job);
-	for (unsigned i = 0; i < 2; i++) {
-		WORLD_UNTIL(world, asked[i][0].done);
-		ASSERT_STR(asked[i][0].failure.text, "");
-	}
+	end_well(world, asked);
 }
 
 TEST(what_is_copied_when_its_server_is_lost_is_held_no_more)
@@ -618,11 +624,7 @@ TEST(what_is_copied_when_its_server_is_lost_is_held_no_more)
 	WORLD_UNTIL(world, !part->posted);
 	ASSERT_TRUE(part->state != PART_HELD);
 	ASSERT_EQ(part->retained, LEDGER_NO_RESULT);
-	give_results(job);
-	for (unsigned i = 0; i < 2; i++) {
-		WORLD_UNTIL(world, asked[i][0].done);
-		ASSERT_STR(asked[i][0].failure.text, "");
-	}
+	end_well(world, asked);
 }
 
 /* -- Contributions that overtake one another ---------------------------------------------------------------------- */
