@@ -7,6 +7,7 @@
 #include "base/cpu.h"
 #include "base/log.h"
 #include "base/memory/allowed.h"
+#include "base/memory/handout.h"
 #include "internal.h"
 #include "reduce/reduce.h"
 #include <fcntl.h>
@@ -571,6 +572,7 @@ int daemon_new(const struct daemon_params *params, struct daemon **ret_daemon)
 	daemon->config = params->config;
 	open_accounts(daemon);
 	daemon->loop = params->loop;
+	handouts_attach(daemon->loop);
 	daemon->roles =
 		*config->roles ? config_parse_roles(config->roles) : ROLE_AGENT | ROLE_SERVER;
 	if (*config->coordinator_listen)
@@ -757,6 +759,7 @@ struct daemon *daemon_free(struct daemon *daemon)
 	admin_free(daemon->admin);
 	rpc_free(daemon->rpc);
 	block_cache_free(daemon->blocks);
+	handouts_done();
 	accounts_done(&daemon->accounts);
 	fd_close(daemon->params.fds.control);
 	fd_close(daemon->params.fds.admin);

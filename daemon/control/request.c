@@ -80,6 +80,7 @@ static void handle_hello(const struct incoming *in, const Bps__Control__Hello *h
 	loop_timer_cancel(&session->timer);
 	session->state = SESSION_OPEN;
 	send_welcome(in, fds);
+	(void)fd_close(fds[0]);
 	(void)fd_close(fds[2]);
 	log_debug("session of pid %u (uid %u): open, %.64s", session->pid, session->uid,
 		  hello->software ? hello->software : "no name");

@@ -6,6 +6,7 @@
 #include "control/ring.h"
 
 #include "base/log.h"
+#include "base/memory/handout.h"
 #include "control/listener.h"
 #include "control/session.h"
 #include <fcntl.h>
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 
 /* Ring entries taken of one session; then that of another job has its turn. */
@@ -21,6 +23,8 @@
 #define RING_DEPTH 256
 /* So long in all, until others that the loop serves have theirs. */
 #define RING_TURN_NS (250 * NSEC_PER_USEC)
+/* What the pipe of wake-ups has room for, mostly. */
+#define WAKES_MAX 512
 /* Packets taken of one session; then another has its turn. */
 #define PACKET_BATCH 16
 
@@ -31,6 +35,17 @@ static struct shm_header *header_of(const struct session *session)
 
 /* -- Completion --------------------------------------------------------------------------------------------------- */
 
+/* The trainer can make the pipe larger: what is written there is charged to us. */
+static void check_wakes(struct session *session)
+{
+	int n_unread = 0;
+
+	if (!ioctl(session->ring.wake_fd, FIONREAD, &n_unread) &&
+	    (unsigned)n_unread > session->ring.wake_len)
+		session_fail_later(session,
+				   "enlarged the pipe of its wake-ups, and does not read it");
+}
+
 static void wake_trainer(struct session *session)
 {
 	uint64_t one = 1;
@@ -39,9 +54,12 @@ static void wake_trainer(struct session *session)
 	shm_fence();
 	if (!shm_is_awaited(session->ring.shm, session->ring.n_completed))
 		return;
-	if (shm_disarm(header_of(session)) == SHM_ARMED)
-		/* EAGAIN: it is full of wake-ups. */
-		(void)!write(session->ring.wake_fd, &one, sizeof(one));
+	if (shm_disarm(header_of(session)) != SHM_ARMED)
+		return;
+	/* EAGAIN: it is full of wake-ups. */
+	(void)!write(session->ring.wake_fd, &one, sizeof(one));
+	if (++session->ring.n_wakes % WAKES_MAX == 0)
+		check_wakes(session);
 }
 
 static void on_wake(struct mail *mail)
@@ -925,9 +943,10 @@ void ring_resume(struct session *session)
  * A worker of GPUs maps it to write when a request of the job's first needs one, which a seal against that would not let it do: of
  * a trainer that may come to it, pages can be given back.
  */
-static int make_memory(struct session *session, int *ret_fd)
+static int make_memory(struct session *session, int *ret_fd, int *ret_trainer)
 {
 	_cleanup_(fd_closep) int fd = memfd_create("bps-session", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	_cleanup_(fd_closep) int trainer = -1;
 	bool is_sealed = session->features & CONTROL_FEATURE_CUDA;
 	struct shm_header *header;
 	void *shm;
@@ -935,6 +954,12 @@ static int make_memory(struct session *session, int *ret_fd)
 	if (fd < 0 || ftruncate(fd, SHM_LEN) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | (is_sealed ? F_SEAL_SEAL : 0)))
 		return error_origin(-errno);
+	trainer = handout_open(fd, O_RDWR);
+	if (trainer < 0)
+		return error_trace(trainer);
+	session->ring.kept_fd = handout_open(fd, O_PATH);
+	if (session->ring.kept_fd < 0)
+		return error_trace(session->ring.kept_fd);
 	shm = mmap(NULL, SHM_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (shm == MAP_FAILED)
 		return error_origin(-errno);
@@ -948,6 +973,7 @@ static int make_memory(struct session *session, int *ret_fd)
 	session->ring.shm = shm;
 	session->ring.state = is_sealed ? RING_SEALED : RING_SHOWN;
 	*ret_fd = TAKE_FD(fd);
+	*ret_trainer = TAKE_FD(trainer);
 	return 0;
 }
 
@@ -956,36 +982,38 @@ static int make_memory(struct session *session, int *ret_fd)
  * wake-up. A real eventfd would share its O_NONBLOCK with the trainer, who could clear it and fill the counter, and the
  * daemon would sleep in write(). The two ends of this pipe have flags of their own.
  */
-static int make_wake(int *ret_write, int *ret_trainer)
+static int make_wake(struct session *session, int *ret_trainer)
 {
-	char path[32];
-	int fds[2], fd;
+	int fds[2], fd, len, r;
 
 	if (pipe2(fds, O_CLOEXEC | O_NONBLOCK))
 		return error_origin(-errno);
-	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fds[0]);
-	fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+	fd = handout_open(fds[0], O_RDWR);
+	len = fcntl(fds[1], F_SETPIPE_SZ, WAKES_MAX * sizeof(uint64_t));
+	r = fd < 0 ? fd : len < 0 ? -errno : 0;
 	(void)fd_close(fds[0]);
-	if (fd < 0) {
+	if (r) {
+		(void)fd_close(fd);
 		(void)fd_close(fds[1]);
-		return error_origin(-errno);
+		return error_trace(r);
 	}
-	*ret_write = fds[1];
+	session->ring.wake_fd = fds[1];
+	session->ring.wake_len = (unsigned)len;
 	*ret_trainer = fd;
 	return 0;
 }
 
 int ring_open(struct session *session, int ret_fds[3])
 {
-	_cleanup_(fd_closep) int trainer = -1;
+	_cleanup_(fd_closep) int shm = -1, wake = -1;
 	int r;
 
 	session->ring.requests = calloc(SHM_SLOTS, sizeof(session->ring.requests[0]));
 	if (!session->ring.requests)
 		return error_origin(-ENOMEM);
-	r = make_memory(session, &session->ring.shm_fd);
+	r = make_memory(session, &session->ring.shm_fd, &shm);
 	if (!r)
-		r = make_wake(&session->ring.wake_fd, &trainer);
+		r = make_wake(session, &wake);
 	if (r)
 		return error_trace(r);
 	session->doorbell.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -997,9 +1025,9 @@ int ring_open(struct session *session, int ret_fds[3])
 	r = loop_add(session->control->params.loop, &session->doorbell, EPOLLIN | EPOLLET);
 	if (r)
 		return error_trace(r);
-	ret_fds[0] = session->ring.shm_fd;
+	ret_fds[0] = TAKE_FD(shm);
 	ret_fds[1] = session->doorbell.fd;
-	ret_fds[2] = TAKE_FD(trainer);
+	ret_fds[2] = TAKE_FD(wake);
 	return 0;
 }
 
@@ -1077,11 +1105,14 @@ void ring_close(struct session *session)
 {
 	ring_freeze(session);
 	session->doorbell.fd = fd_close(session->doorbell.fd);
-	session->ring.wake_fd = fd_close(session->ring.wake_fd);
+	session_leave(session, HANDOUT_PIPE, session->ring.wake_fd, SESSION_WAKE_BYTES);
+	session->ring.wake_fd = -1;
 	session->ring.shm_fd = fd_close(session->ring.shm_fd);
 	/* The trainer has it, too, and may keep waiting who unmaps it where it was not sealed. */
 	if (session->ring.shm)
 		unmap_shared(session->memory.quota.parent ?: &session->memory.quota,
 			     session->ring.shm, SHM_LEN, (struct unmap_charge[UNMAP_CHARGES]){ 0 });
 	session->ring.shm = NULL;
+	session_leave(session, HANDOUT_MEMORY, session->ring.kept_fd, SHM_LEN);
+	session->ring.kept_fd = -1;
 }

@@ -3,7 +3,7 @@
 
 #include "control/session.h"
 
-/* Makes and maps what is shared. Returns 0 and what goes to the trainer: memfd and doorbell, which stay ours, and wake-up. */
+/* Makes and maps what is shared. Returns 0 and what goes to the trainer: memfd, doorbell, which stays ours, and wake-up. */
 int ring_open(struct session *session, int ret_fds[3]);
 void ring_close(struct session *session);
 /* The trainer has mapped it, or will not: has it sealed. Until then no packet and no entry is taken. */

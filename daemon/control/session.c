@@ -12,10 +12,12 @@
 #include "proto/pack.h"
 #include "tensor/tensor.h"
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 
 /* A trainer that was killed hangs up a moment before it is dead; so long we wait to say which of the two it was. */
 #define DEATH_WAIT_NS (50 * NSEC_PER_MSEC)
@@ -409,10 +411,10 @@ static int charge(struct control *control, uint32_t uid, struct account **ret_ac
 	return 0;
 }
 
-static void release(struct account *account)
+static void release(struct account *account, uint64_t n_bytes, uint64_t n_descriptors)
 {
-	account_release(account, ACCOUNT_MEMORY, SESSION_BYTES);
-	account_release(account, ACCOUNT_DESCRIPTORS, SESSION_DESCRIPTORS);
+	account_release(account, ACCOUNT_MEMORY, n_bytes);
+	account_release(account, ACCOUNT_DESCRIPTORS, n_descriptors);
 	(void)account_put(account);
 }
 
@@ -435,7 +437,7 @@ int session_new(struct control *control, int socket, const struct ucred *trainer
 		session->turn.pace = pace_get(&control->paces, trainer->uid);
 	if (!session || !session->turn.pace) {
 		free(session);
-		release(account);
+		release(account, SESSION_BYTES, SESSION_DESCRIPTORS);
 		control_end_socket(socket, NULL);
 		(void)fd_close(pidfd);
 		return failure_set(failure, -ENOMEM, "out of memory");
@@ -444,11 +446,13 @@ int session_new(struct control *control, int socket, const struct ucred *trainer
 	session->pid = (uint32_t)trainer->pid;
 	session->uid = trainer->uid;
 	session->account = account;
+	session->n_bytes = SESSION_BYTES;
+	session->n_descriptors = SESSION_DESCRIPTORS;
 	session->socket.fd = socket;
 	session->process.fd = pidfd;
 	session->doorbell.fd = -1;
 	session->ring.wake_fd = -1;
-	session->ring.shm_fd = -1;
+	session->ring.shm_fd = session->ring.kept_fd = -1;
 	list_init(&session->outbox.packets);
 	quota_init(&session->held, UINT64_MAX, account_quota(account, ACCOUNT_MEMORY));
 	quota_init(&session->memory.quota, control->params.session_quota_bytes,
@@ -464,6 +468,28 @@ int session_new(struct control *control, int socket, const struct ucred *trainer
 	return r ? failure_set(failure, r, "%s", strerror(-r)) : 0;
 }
 
+void session_leave(struct session *session, enum handout_kind kind, int fd, uint64_t bytes)
+{
+	if (fd < 0)
+		return;
+	handout_leave(kind, fd, account_quota(session->account, ACCOUNT_DESCRIPTORS),
+		      account_quota(session->account, ACCOUNT_MEMORY), bytes);
+	session->n_bytes -= bytes;
+	session->n_descriptors--;
+}
+
+/* The trainer may have its end for as long as it likes, and not read there what was sent. */
+static void leave_unread(struct session *session)
+{
+	int n_unread = 0;
+
+	if (ioctl(session->socket.fd, SIOCOUTQ, &n_unread) || !n_unread)
+		return;
+	(void)shutdown(session->socket.fd, SHUT_RDWR);
+	session_leave(session, HANDOUT_PACKETS, fcntl(session->socket.fd, F_DUPFD_CLOEXEC, 0),
+		      SESSION_PACKET_BYTES);
+}
+
 static void close_descriptors(struct session *session)
 {
 	struct packet *packet;
@@ -472,6 +498,7 @@ static void close_descriptors(struct session *session)
 	loop_remove(&session->process);
 	loop_timer_cancel(&session->timer);
 	forget_failure(session);
+	leave_unread(session);
 	session->porter.end.over = on_end_over;
 	/* The porter is not to be the last who has it before it has looked. */
 	if (session->porter.take.note)
@@ -682,7 +709,7 @@ struct session *session_free(struct session *session)
 	map_done(&session->memory.buffers);
 	map_done(&session->tensors.map);
 	assert(!quota_used(&session->held) && !quota_used(&session->memory.quota));
-	release(session->account);
+	release(session->account, session->n_bytes, session->n_descriptors);
 	(void)pace_put(session->turn.pace,
 		       ring_charge(control, session->turn.pace, session->turn.job_flow, began_ns));
 	free(session);

@@ -12,6 +12,7 @@
 #include "base/loop/porter.h"
 #include "base/map.h"
 #include "base/memory/bulk.h"
+#include "base/memory/handout.h"
 #include "base/order/fair.h"
 #include "base/quota.h"
 #include "control/control.h"
@@ -25,9 +26,12 @@
 
 /* Packets that a trainer may leave unread: more than it can have unanswered requests for at once in good faith. */
 #define OUTBOX_MAX 8192
-/* What a session takes before it asks for anything: its shared memory, places for requests, and what its socket may hold. */
-#define SESSION_BYTES	    (SHM_LEN + SHM_SLOTS * sizeof(void *) + (UINT64_C(256) << 10))
-#define SESSION_DESCRIPTORS 5
+/* What a session takes before it asks for anything: its shared memory, places for requests, and what its socket and its wake-up may hold. */
+#define SESSION_BYTES \
+	(SHM_LEN + SHM_SLOTS * sizeof(void *) + SESSION_PACKET_BYTES + SESSION_WAKE_BYTES)
+#define SESSION_PACKET_BYTES (UINT64_C(256) << 10)
+#define SESSION_WAKE_BYTES   (UINT64_C(8) << 10)
+#define SESSION_DESCRIPTORS  6
 
 struct control {
 	struct control_params params;
@@ -101,10 +105,13 @@ struct session_porter {
 /* What is shared with the trainer for entries and completions, and how far both have come. */
 struct session_ring {
 	void *shm;
-	int shm_fd; /* what shm is of, until it is sealed, or for workers; else -1 */
+	int shm_fd;  /* what shm is of, until it is sealed, or for workers; else -1 */
+	int kept_fd; /* of shm, by which it is known whether the trainer has it still */
 	enum ring_state state;
-	bool rung;	      /* before it was sealed */
-	int wake_fd;	      /* write end towards the trainer */
+	bool rung;	   /* before it was sealed */
+	int wake_fd;	   /* write end towards the trainer */
+	unsigned wake_len; /* bytes that fit */
+	uint64_t n_wakes;
 	uint64_t head;	      /* entries consumed */
 	uint64_t n_completed; /* slots */
 	struct mail wake;     /* the trainer hears of what was completed */
@@ -167,8 +174,10 @@ struct session {
 	enum session_state state;
 	uint32_t pid, uid;
 	struct account *account; /* of its user; or NULL */
-	struct quota held;	 /* memory of ours that it makes us hold, beside SESSION_BYTES */
-	uint64_t features;	 /* CONTROL_FEATURE_*, of both sides */
+	uint64_t n_bytes,
+		n_descriptors; /* that the account is charged with: SESSION_BYTES, SESSION_DESCRIPTORS, or what is not left to others */
+	struct quota held;     /* memory of ours that it makes us hold, beside these */
+	uint64_t features;     /* CONTROL_FEATURE_*, of both sides */
 	struct loop_source socket;
 	struct loop_source process; /* pidfd, or -1 */
 	struct loop_source doorbell;
@@ -199,6 +208,8 @@ void session_freeze(struct session *session);
 void session_fail(struct session *session, const char *format, ...) _printf_(2, 3);
 /* The same in a later turn: whoever calls may be in the middle of something of the session's, or of the agent's. */
 void session_fail_later(struct session *session, const char *format, ...) _printf_(2, 3);
+/* Something of it that is over here, and that the trainer may have still: goes on being charged until it has not. Takes over fd. */
+void session_leave(struct session *session, enum handout_kind kind, int fd, uint64_t bytes);
 void session_send(struct session *session, const Bps__Control__Message *message, const int *fds,
 		  size_t n_fds);
 /* An answer without a body: 0, or -errno and why. */

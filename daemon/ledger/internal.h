@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/latch.h"
+#include "base/memory/handout.h"
 #include "ledger/ledger.h"
 #include "tensor/tensor.h"
 #include <stdatomic.h>
@@ -70,6 +71,7 @@ struct ledger_results {
 
 struct ledger {
 	struct buffer *memory;
+	int fd; /* of that, by which it is known whether ranks have it still */
 	dev_t device;
 	ino_t inode;
 	uint32_t size, part_bytes, n_journals;
@@ -94,8 +96,8 @@ struct ledger {
 	struct map parts;
 	struct ledger_tensors tensors;
 
-	struct quota *quota; /* or NULL: nobody is charged */
-	uint64_t charged;    /* tensors too, memory of results not */
+	struct quota *quota, *descriptors; /* or NULL: nobody is charged */
+	uint64_t charged;		   /* tensors too, memory of results not */
 
 	struct ledger_window window;
 	void *record; /* of the job, as it was found; or NULL */
@@ -193,7 +195,8 @@ static inline void ledger_stale_end(struct ledger *ledger, struct ledger_kept *k
 int ledger_results_init(struct ledger *ledger);
 /* Reads the results and tensors that the daemon before has left. As ledger_open(). */
 int ledger_results_open(struct ledger *ledger, uint32_t max_tensors, struct failure *failure);
-void ledger_results_done(struct ledger *ledger);
+/* Returns what the ledger is still charged with for memory of results. */
+uint64_t ledger_results_done(struct ledger *ledger);
 /* In a ledger taken over: free memory beyond what is allowed counts as returned, and stays warm until ledger_results_cool(). */
 void ledger_results_return(struct ledger *ledger);
 /* Charges ledger->quota with memory of results that is there already: 0 or -EDQUOT. */

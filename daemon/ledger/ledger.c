@@ -71,6 +71,8 @@ bool ledger_is(const struct ledger *ledger, int fd)
 
 struct ledger *ledger_free(struct ledger *ledger)
 {
+	uint64_t charged;
+
 	if (!ledger)
 		return NULL;
 	(void)buffer_unref(ledger->memory);
@@ -78,21 +80,30 @@ struct ledger *ledger_free(struct ledger *ledger)
 	free(ledger->stale);
 	free(ledger->window.data);
 	free(ledger->record);
-	ledger_results_done(ledger);
-	quota_release(ledger->quota, ledger->charged);
+	charged = ledger->charged + ledger_results_done(ledger);
+	if (ledger->quota)
+		handout_leave(HANDOUT_MEMORY, ledger->fd, ledger->descriptors,
+			      quota_leave(ledger->quota, charged), charged);
+	else
+		(void)fd_close(ledger->fd);
 	free(ledger);
 	return NULL;
 }
 
-int ledger_charge_to(struct ledger *ledger, struct quota *quota)
+int ledger_charge_to(struct ledger *ledger, struct quota *quota, struct quota *descriptors)
 {
 	uint64_t bytes = sizeof(*ledger) + ledger_len(ledger->n_journals) +
 			 ledger->n_results * (sizeof(ledger->kept[0]) + 2 * sizeof(uint32_t)) +
 			 ledger->stale_results.n * sizeof(struct ledger_left) +
 			 ledger->tensors.n_places * LEDGER_KNOWN_BYTES + ledger->record_len;
 
-	if (quota_charge(quota, bytes))
+	if (quota_charge(descriptors, 1))
 		return error_origin(-EDQUOT);
+	if (quota_charge(quota, bytes)) {
+		quota_release(descriptors, 1);
+		return error_origin(-EDQUOT);
+	}
+	ledger->descriptors = descriptors;
 	ledger->quota = quota;
 	ledger->charged = bytes;
 	return error_trace(ledger_results_charge(ledger));
@@ -100,31 +111,14 @@ int ledger_charge_to(struct ledger *ledger, struct quota *quota)
 
 #define LEDGER_NAME "bps-ledger"
 
-struct path {
-	char text[32];
-};
-
-static const char *path_of(int fd, struct path *ret_path)
-{
-	(void)snprintf(ret_path->text, sizeof(ret_path->text), "/proc/self/fd/%d", fd);
-	return ret_path->text;
-}
-
-int ledger_open_again(int fd, int flags)
-{
-	struct path path;
-
-	return open(path_of(fd, &path), flags | O_CLOEXEC);
-}
-
 /* Whether ledger_new() made it: a memfd has its name for good. */
 static bool is_named(int fd)
 {
 	static const char made[] = "/memfd:" LEDGER_NAME " (deleted)";
-	char name[sizeof(made)];
-	struct path path;
+	char path[32], name[sizeof(made)];
 
-	return readlink(path_of(fd, &path), name, sizeof(name)) == sizeof(made) - 1 &&
+	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return readlink(path, name, sizeof(name)) == sizeof(made) - 1 &&
 	       !memcmp(name, made, sizeof(made) - 1);
 }
 
@@ -138,7 +132,8 @@ static int ledger_map(int fd, uint64_t len, unsigned n_threads, struct ledger **
 
 	if (!ledger)
 		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
-	if (fstat(fd, &st))
+	ledger->fd = handout_open(fd, O_PATH);
+	if (ledger->fd < 0 || fstat(fd, &st))
 		return failure_set(failure, -errno, "cannot look at the ledger: %s",
 				   strerror(errno));
 	ledger->device = st.st_dev;
@@ -173,9 +168,9 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	if (fd < 0 || fchmod(fd, S_IRUSR | S_IWUSR) || ftruncate(fd, (off_t)len) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
 		return error_origin(-errno);
-	read_only = ledger_open_again(fd, O_RDONLY);
+	read_only = handout_open(fd, O_RDONLY);
 	if (read_only < 0)
-		return error_origin(-errno);
+		return error_trace(read_only);
 	r = ledger_map(fd, len, n_threads, &ledger, &failure);
 	if (r)
 		return error_origin(r);
@@ -397,9 +392,11 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, uint32_
 	    (uint64_t)st.st_size > ledger_far_len(LEDGER_JOURNALS_MAX, LEDGER_TENSORS_MAX,
 						  LEDGER_RESULTS_MAX, LEDGER_RESULT_MAX))
 		return failure_set(failure, -EPROTO, "what came beside Resume is no ledger");
-	writable = ledger_open_again(fd, O_RDWR);
+	/* Nobody but this user can. */
+	writable = handout_open(fd, O_RDWR);
 	if (writable < 0)
-		return failure_set(failure, -errno, "cannot open the ledger: %s", strerror(errno));
+		return failure_set(failure, writable, "cannot open the ledger: %s",
+				   strerror(-writable));
 	r = ledger_map(writable, (uint64_t)st.st_size, n_threads, &ledger, failure);
 	if (r)
 		return r;

@@ -42,9 +42,10 @@ DEFINE_CLEANUP(struct ledger *, ledger_free)
 
 /*
  * From here on quota, which outlives the ledger, is charged with what the ledger takes: memory for a result when it is first
- * touched; without room no more can be taken. Returns 0 or -EDQUOT.
+ * touched; without room no more can be taken. Its parent goes on being charged after that, as descriptors is for one, until nobody
+ * else has the ledger: handout.h. Returns 0 or -EDQUOT.
  */
-int ledger_charge_to(struct ledger *ledger, struct quota *quota);
+int ledger_charge_to(struct ledger *ledger, struct quota *quota, struct quota *descriptors);
 /* Bytes that its memory may come to, for so many threads: what its holder is charged. */
 uint64_t ledger_bytes(unsigned n_threads);
 /* The same for a job that goes through servers, with memory for its first results: ledger_results_bytes(). */
@@ -52,8 +53,6 @@ uint64_t ledger_far_bytes(unsigned n_threads, uint32_t n_tensors);
 uint32_t ledger_part_bytes(const struct ledger *ledger);
 /* Bytes of memory for a result, of a job that goes through servers. */
 uint32_t ledger_result_bytes(const struct ledger *ledger);
-/* Its memory by another descriptor, O_RDONLY or O_RDWR: that one only for its own user. Returns it, or -1 with errno. */
-int ledger_open_again(int fd, int flags);
 /* Whether a descriptor is of the same memory. */
 bool ledger_is(const struct ledger *ledger, int fd);
 

@@ -360,11 +360,12 @@ int ledger_results_init(struct ledger *ledger)
 	return 0;
 }
 
-void ledger_results_done(struct ledger *ledger)
+uint64_t ledger_results_done(struct ledger *ledger)
 {
-	if (ledger->results.n_charged)
-		quota_release(ledger->quota,
-			      ledger->results.n_charged * ledger_result_stride(ledger));
+	uint64_t charged = ledger->results.n_charged
+				   ? ledger->results.n_charged * ledger_result_stride(ledger)
+				   : 0;
+
 	free(ledger->kept);
 	free(ledger->results.free);
 	free(ledger->results.returned);
@@ -379,6 +380,7 @@ void ledger_results_done(struct ledger *ledger)
 		ledger->tensors.spare = known->next_spare;
 		free(known);
 	}
+	return charged;
 }
 
 static char *whole_of(const struct ledger *ledger, uint32_t result)

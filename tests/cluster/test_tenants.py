@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Promise 4: failure has a radius. A tenant that is greedy or hostile, a stranger without the secret, a peer with the key: each
 does its worst beside an honest job, which goes on in time, with the right bits, and pays for nothing."""
-import atexit, contextlib, ctypes, errno, os, select, shutil, signal, socket, statistics, struct, subprocess, sys, tempfile, time
+import atexit, contextlib, ctypes, errno, fcntl, mmap, os, select, shutil, signal, socket, statistics, struct, subprocess, sys, tempfile, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 from crowd import Crowd
@@ -525,6 +525,99 @@ def test_memory_that_is_given_back_is_not_made_again():
             more = give_back(cluster, group, act, 512 * MIB)
             assert SANITIZED or more < 64 * MIB, (act, more)  # a sanitizer has shadows of what is summed
         Honest(cluster, job='after').step()
+
+
+def fill(session):
+    """A session's ring, most pages of which the daemon makes: it says of each entry that there is no such tensor. None: it had no room."""
+    for slot in range(wire.SLOTS - 1):
+        at = wire.RING + slot * wire.ENTRY.size
+        session.memory[at:at + wire.ENTRY.size] = session.entry(ticket=slot + 1, slot=slot, tensor=99)
+    session.set_tail(wire.SLOTS - 1)
+    session.wake()
+    done = session.completion(wire.SLOTS - 2)
+    assert not done or done[0] == -errno.ENOTCONN, done
+    return done
+
+
+def taken(path):
+    """A session, or None: refused."""
+    session = wire.Session(path, hello=False)
+    with contextlib.suppress(BrokenPipeError):
+        session.hello()
+    if session.memory:
+        return session
+    session.close()
+    return None
+
+
+def kept_ring(session):
+    """Its descriptor, or None: the session had no room for it."""
+    done = fill(session)
+    fd = os.dup(session.memfd)
+    session.close()
+    if done:
+        return lambda: os.close(fd)
+    return os.close(fd)
+
+
+def kept_packets(session):
+    """The socket, with all the answers in it that it holds, when the session has been ended for what it said then."""
+    with contextlib.suppress(BrokenPipeError):  # it may have no more room for answers
+        for _ in range(1000):
+            session.post_request(UNSHARE, {1: 77})
+        session.send(b'\xff')
+    session.memory.close()
+    for fd in (session.memfd, session.wake_daemon, session.wake_trainer):
+        os.close(fd)
+    return session.socket.close
+
+
+def keep(attack, memory, least):
+    """Sessions come and go, and the trainer keeps what it can of each, until no more is taken; then it lets all go."""
+    with contextlib.ExitStack() as stack:
+        cluster = Cluster(1, options=(f'--memory={memory}',))
+        group = Group(cluster.daemons[0].process.pid)
+        stack.callback(group.close)
+        stack.enter_context(cluster)
+        path = cluster.daemons[0].socket
+        kept, before = [], group.used()
+        for _ in range(memory // least):
+            session = taken(path)
+            let_go = session and attack(session)
+            if not let_go:
+                break
+            kept.append(let_go)
+        more = group.used() - before
+        print(f'  {len(kept)} are kept: {more / MIB:.0f} MiB')
+        assert 4 < len(kept) < memory // least and (SANITIZED or more < memory), (len(kept), more)
+        for let_go in kept:
+            let_go()
+        wait_for('session', lambda: taken(path)).close()
+        wait_for('memory', lambda: SANITIZED or group.used() - before < more / 2)
+
+
+def test_a_ring_that_is_kept_is_charged():
+    """Its session is over, and the trainer has it still: so the next is refused at some time, and not for longer than that."""
+    keep(kept_ring, 64 * MIB, 2 * MIB)
+
+
+def test_packets_that_are_not_read_are_charged():
+    keep(kept_packets, 16 * MIB, 200 << 10)
+
+
+def test_a_pipe_of_wake_ups_is_not_enlarged():
+    """What is in it is the daemon's memory: 4 KiB, whatever size its trainer gives it."""
+    with Cluster(1) as cluster, contextlib.closing(in_job(cluster.daemons[0].socket)) as session:
+        assert fcntl.fcntl(session.wake_trainer, fcntl.F_GETPIPE_SZ) == mmap.PAGESIZE
+        for n in range(1 << 16):
+            session.arm()
+            session.post(session.entry(tensor=99))
+            if n == 600:  # it is full, which ends nobody
+                fcntl.fcntl(session.wake_trainer, fcntl.F_SETPIPE_SZ, MIB)
+            wait_for('completion', lambda: session.is_done() or session.closed(), pause=0)
+            if session.closed():
+                break
+        assert n > 600 and 'enlarged the pipe' in cluster.daemons[0].text(), n
 
 
 class Keyed(wire.Peer):

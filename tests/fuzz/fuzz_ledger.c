@@ -4,6 +4,7 @@
  * to its end, as the agent does.
  */
 #include "base/log.h"
+#include "base/memory/handout.h"
 #include "fuzz.h"
 #include "ledger/ledger.h"
 #include <fcntl.h>
@@ -132,7 +133,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	log_init(LOG_LEVEL_ERROR);
 	FUZZ_CHECK(!ledger_new(JOB, SIZE, PART_BYTES, N_THREADS, NULL, &made, &fd));
-	writable = ledger_open_again(fd, O_RDWR);
+	writable = handout_open(fd, O_RDWR);
 	memory =
 		mmap(NULL, ledger_len(N_JOURNALS), PROT_READ | PROT_WRITE, MAP_SHARED, writable, 0);
 	FUZZ_CHECK(memory != MAP_FAILED);

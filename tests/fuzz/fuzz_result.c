@@ -4,6 +4,7 @@
  * starts), three results. Then it is used as the agent does: results are found, settled, freed and kept anew.
  */
 #include "base/log.h"
+#include "base/memory/handout.h"
 #include "fuzz.h"
 #include "ledger/ledger.h"
 #include <fcntl.h>
@@ -106,7 +107,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	log_init(LOG_LEVEL_ERROR);
 	FUZZ_CHECK(!ledger_new(JOB, SIZE, PART_BYTES, 1, &far, &made, &fd));
 	FUZZ_CHECK(pread(fd, &header, sizeof(header), 0) == sizeof(header));
-	writable = ledger_open_again(fd, O_RDWR);
+	writable = handout_open(fd, O_RDWR);
 	memory = mmap(NULL, header.len, PROT_READ | PROT_WRITE, MAP_SHARED, writable, 0);
 	FUZZ_CHECK(memory != MAP_FAILED);
 	lay_over(memory, data, size);

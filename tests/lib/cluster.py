@@ -88,9 +88,9 @@ class BpsError(Exception):
         self.errno, self.text = number, text
 
 
-def wait_for(what, condition, seconds=DEADLINE):
+def wait_for(what, condition, seconds=DEADLINE, pause=0.005):
     """Polls a condition that nobody signals (a file of /proc, a table of bpsctl); fails when it does not come true."""
-    end, pause = time.monotonic() + seconds, 0.005
+    end = time.monotonic() + seconds
     while True:
         value = condition()
         if value:

@@ -185,6 +185,13 @@ class Session:
         """In one piece: struct would clear the place first, and the daemon may look just then."""
         ctypes.c_uint64.from_buffer(self.memory, 64).value = tail
 
+    def arm(self):
+        """Wants to be woken by the pipe for whatever completes."""
+        struct.pack_into('<I', self.memory, 192, 1)
+
+    def is_done(self, slot=0):
+        return struct.unpack_from('<I', self.memory, SLOT + 512 * slot)[0] == 2
+
     def wake(self):
         os.write(self.wake_daemon, struct.pack('<Q', 1))
 

@@ -76,8 +76,8 @@ struct agent_job *agent_job_free(struct agent_job *job)
 	job->agent->hooks->freed(job);
 	agent_quota_done(job);
 	layout_done(&job->layout);
-	(void)ledger_free(job->resumption.ledger);
 	(void)fd_close(job->resumption.ledger_fd);
+	(void)ledger_free(job->resumption.ledger);
 	free(job->members);
 	free(job->n_pending);
 	free(job->departed.ranks);

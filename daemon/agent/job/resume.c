@@ -56,6 +56,13 @@ static void keep_processes(const struct agent_job *job)
 					   &job->members[i]->process);
 }
 
+static int charge_ledger(struct agent_job *job)
+{
+	return error_trace(
+		ledger_charge_to(job->resumption.ledger, &job->memory.held,
+				 account_quota(job->memory.account, ACCOUNT_DESCRIPTORS)));
+}
+
 int agent_resume_prepare(struct agent_job *job)
 {
 	int r;
@@ -73,7 +80,7 @@ int agent_resume_prepare(struct agent_job *job)
 	r = ledger_new(job->number, job->shape.size, job->part_bytes, n_threads(job->agent), NULL,
 		       &job->resumption.ledger, &job->resumption.ledger_fd);
 	if (!r)
-		r = ledger_charge_to(job->resumption.ledger, &job->memory.held);
+		r = charge_ledger(job);
 	if (r)
 		return error_trace(r);
 	keep_processes(job);
@@ -93,7 +100,7 @@ int agent_resume_prepare_far(struct agent_job *job, const void *record, size_t l
 	r = ledger_new(job->number, job->shape.size, job->part_bytes, n_threads(job->agent), &far,
 		       &job->resumption.ledger, &job->resumption.ledger_fd);
 	if (!r)
-		r = ledger_charge_to(job->resumption.ledger, &job->memory.held);
+		r = charge_ledger(job);
 	if (r)
 		return error_trace(r);
 	keep_processes(job);
@@ -269,7 +276,7 @@ static int begin(struct agent *agent, struct agent_join *join, uint64_t number, 
 	agent->n_changes++;
 	job->resumption.ledger = TAKE_PTR(ledger);
 	job->resumption.ledger_fd = TAKE_FD(kept);
-	if (ledger_charge_to(job->resumption.ledger, &job->memory.held))
+	if (charge_ledger(job))
 		r = agent_job_no_memory(job, EDQUOT, failure);
 	if (!r && job->distributed)
 		r = job->agent->hooks->servers_recalled(job, failure);

@@ -1,4 +1,5 @@
 /* What a job that goes through servers keeps: results, tensors, and what is made of them when they come from outside. */
+#include "base/memory/handout.h"
 #include "ledger/ledger.h"
 #include "test.h"
 #include <fcntl.h>
@@ -78,7 +79,7 @@ static char *map(int fd, size_t *ret_len)
 
 	ASSERT_EQ(pread(fd, &header, sizeof(header), 0), sizeof(header));
 	*ret_len = header.len;
-	writable = ledger_open_again(fd, O_RDWR);
+	writable = handout_open(fd, O_RDWR);
 	memory = mmap(NULL, header.len, PROT_READ | PROT_WRITE, MAP_SHARED, writable, 0);
 	ASSERT_TRUE(memory != MAP_FAILED);
 	return memory;
@@ -767,4 +768,56 @@ TEST(what_came_late_is_found_by_its_part_until_it_is_used)
 		    !ledger_result_kept(ledger, late)->late);
 	ASSERT_TRUE(!ledger_result_next(ledger, &ledger_result_kept(ledger, late)->what, NULL));
 	(void)ledger_free(ledger);
+}
+
+/* Whoever ranks are, they can keep it: their user goes on being charged for the ledger and the memory of its results. */
+TEST(what_ranks_keep_of_it_stays_charged)
+{
+	struct quota user, job, descriptors;
+	struct failure failure = { 0 };
+	struct ledger *ledger;
+	struct loop *loop;
+	int fd;
+
+	quota_init(&user, UINT64_MAX, NULL);
+	quota_init(&job, UINT64_MAX, &user);
+	quota_init(&descriptors, 1, NULL);
+	ASSERT_OK(loop_new(&loop));
+	handouts_attach(loop);
+	ledger = make(&fd);
+	/* The next process has it of a rank. */
+	for (unsigned i = 0; i < 2; i++) {
+		uint64_t charged;
+
+		ASSERT_OK(ledger_charge_to(ledger, &job, &descriptors));
+		(void)keep(ledger, 7, i + 1, 0);
+		charged = quota_used(&job);
+		ASSERT_TRUE(charged > ledger_bytes(1) + PART_BYTES);
+		ASSERT_EQ(quota_used(&user), charged);
+		ledger = ledger_free(ledger);
+		ASSERT_EQ(quota_used(&job), 0);
+		ASSERT_EQ(quota_used(&user), charged);
+		ASSERT_EQ(quota_used(&descriptors), 1);
+		if (i)
+			break;
+		handouts_done();
+		ASSERT_EQ(quota_used(&user), 0);
+		handouts_attach(loop);
+		if (ledger_open(fd, JOB, SIZE, 1, LEDGER_TENSORS_MAX, &ledger, &failure))
+			test_fail(__FILE__, __LINE__, "%s", failure.text);
+	}
+	(void)fd_close(fd);
+	while (handouts_kept())
+		ASSERT_OK(loop_turn(loop, 1000));
+	ASSERT_EQ(quota_used(&user), 0);
+	ASSERT_EQ(quota_used(&descriptors), 0);
+	/* One that nobody has a descriptor for is refused. */
+	quota_init(&descriptors, 0, NULL);
+	ledger = make(&fd);
+	ASSERT_EQ(ledger_charge_to(ledger, &job, &descriptors), -EDQUOT);
+	(void)fd_close(fd);
+	ledger = ledger_free(ledger);
+	ASSERT_EQ(quota_used(&user), 0);
+	handouts_done();
+	loop_free(loop);
 }

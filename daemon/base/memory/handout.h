@@ -1,0 +1,43 @@
+/*
+ * What others have of the daemon's when nothing here uses it any more: they can keep the ring of a session, the ledger of a job,
+ * packets that they do not read, and with them pages and memory of the kernel. So what somebody is charged for it stays charged
+ * until nobody has it. The kernel tells that to who asks.
+ *
+ * One in a process, on the thread of its loop. Where it was not attached, nothing stays charged.
+ */
+#pragma once
+
+#include "base/loop/loop.h"
+#include "base/quota.h"
+
+enum handout_kind {
+	/*
+	 * A memfd, by handout_open(fd, O_PATH): until nobody else has it open or mapped. Then fcntl(2), F_SETLEASE, gives an
+	 * exclusive lease; not where leases are off (fs.leases-enable): there nobody is charged. One that is left again, while
+	 * it is kept, is charged once: the more of both.
+	 */
+	HANDOUT_MEMORY,
+	/* A socket of this machine that was shut down: until what was sent is read, or cannot be any more. SIOCOUTQ says so. */
+	HANDOUT_PACKETS,
+	/* The end of a pipe that is written: until nobody has the other. Then it has POLLERR. */
+	HANDOUT_PIPE,
+};
+
+/* What is left from now on is looked at by this loop. */
+void handouts_attach(struct loop *loop);
+/* The quotas go: what others still have is charged to nobody. Harmless when it was not attached. */
+void handouts_done(void);
+/* How much of what was left is not gone. */
+size_t handouts_kept(void);
+
+/*
+ * Opens a memfd once more. Returns it, or -errno. The descriptor that memfd_create(2) returned is none for others: the kernel
+ * does not count that when it is asked who has it open.
+ */
+int handout_open(int fd, int flags);
+/*
+ * Nothing here uses it any more. Takes over the descriptor, for which descriptors is charged, and what quota is charged for what
+ * others have by it: both are released when they have not. The quotas, or NULL, outlive handouts_done().
+ */
+void handout_leave(enum handout_kind kind, int fd, struct quota *descriptors, struct quota *quota,
+		   uint64_t amount);

@@ -1,0 +1,328 @@
+/* Memory that was handed out is charged while others have it, in whatever way, and no longer; by a clock of its own. */
+#include "base/clock.h"
+#include "base/loop/loop.h"
+#include "base/memory/handout.h"
+#include "test.h"
+#include <fcntl.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+enum { LEN = 1 << 20 };
+
+static uint64_t now_ns = NSEC_PER_SEC;
+static unsigned n_leases; /* asked for */
+static int lease_error;	  /* what that fails with, or 0 */
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
+{
+	*ret = (struct timespec){ (time_t)(now_ns / NSEC_PER_SEC), (long)(now_ns % NSEC_PER_SEC) };
+	return 0;
+}
+
+int __real_fcntl64(int fd, int command, ...);
+int __wrap_fcntl64(int fd, int command, ...);
+int __wrap_fcntl64(int fd, int command, ...)
+{
+	va_list args;
+	long what;
+
+	va_start(args, command);
+	what = va_arg(args, long);
+	va_end(args);
+	n_leases += command == F_SETLEASE && what == F_WRLCK;
+	if (command == F_SETLEASE && lease_error) {
+		errno = lease_error;
+		return -1;
+	}
+	return __real_fcntl64(fd, command, what);
+}
+
+struct world {
+	struct loop *loop;
+	struct quota bytes, descriptors;
+};
+
+static void open_world(struct world *world)
+{
+	*world = (struct world){ 0 };
+	quota_init(&world->bytes, UINT64_MAX, NULL);
+	quota_init(&world->descriptors, UINT64_MAX, NULL);
+	ASSERT_OK(loop_new(&world->loop));
+	handouts_attach(world->loop);
+	n_leases = 0;
+}
+
+static void close_world(struct world *world)
+{
+	handouts_done();
+	ASSERT_EQ(quota_used(&world->bytes), 0);
+	ASSERT_EQ(quota_used(&world->descriptors), 0);
+	loop_free(world->loop);
+}
+
+static void pass(struct world *world, uint64_t ms)
+{
+	for (uint64_t end_ns = now_ns + ms * NSEC_PER_MSEC; now_ns < end_ns;
+	     now_ns += NSEC_PER_MSEC)
+		ASSERT_OK(loop_turn(world->loop, 0));
+	ASSERT_OK(loop_turn(world->loop, 0));
+}
+
+/* Memory that is mapped here, what is charged for it, and the descriptor that others are to have. */
+struct memory {
+	int kept, theirs;
+	void *data;
+};
+
+static struct memory hand_out(struct world *world, int flags)
+{
+	int fd = memfd_create("mine", MFD_CLOEXEC);
+	struct memory memory;
+
+	ASSERT_OK(ftruncate(fd, LEN));
+	memory.data = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	ASSERT_TRUE(memory.data != MAP_FAILED);
+	memory.theirs = handout_open(fd, flags);
+	memory.kept = handout_open(fd, O_PATH);
+	ASSERT_TRUE(memory.theirs >= 0 && memory.kept >= 0);
+	ASSERT_OK(quota_charge(&world->descriptors, 1));
+	ASSERT_OK(quota_charge(&world->bytes, LEN));
+	(void)fd_close(fd);
+	return memory;
+}
+
+static void leave(struct world *world, enum handout_kind kind, int fd)
+{
+	handout_leave(kind, fd, &world->descriptors, &world->bytes, LEN);
+}
+
+TEST(what_nobody_has_is_charged_to_nobody)
+{
+	struct memory memory;
+	struct world world;
+
+	open_world(&world);
+	memory = hand_out(&world, O_RDWR);
+	(void)fd_close(memory.theirs);
+	/* It is still mapped here: that is not what is asked. */
+	leave(&world, HANDOUT_MEMORY, memory.kept);
+	ASSERT_EQ(quota_used(&world.bytes), 0);
+	ASSERT_EQ(handouts_kept(), 0);
+	ASSERT_OK(munmap(memory.data, LEN));
+	close_world(&world);
+}
+
+/* It is charged while it is kept, and looked at ever more seldom; then it is not. */
+static void expect_kept(struct world *world)
+{
+	pass(world, 10000);
+	ASSERT_EQ(handouts_kept(), 1);
+	ASSERT_EQ(quota_used(&world->bytes), LEN);
+	ASSERT_EQ(quota_used(&world->descriptors), 1);
+}
+
+static void expect_gone(struct world *world)
+{
+	pass(world, 1100);
+	ASSERT_EQ(quota_used(&world->bytes), 0);
+	ASSERT_EQ(quota_used(&world->descriptors), 0);
+	n_leases = 0;
+	pass(world, 10000);
+	ASSERT_EQ(n_leases, 0);
+	close_world(world);
+}
+
+static void keep(int flags, bool maps)
+{
+	void *mapped = NULL;
+	struct memory memory;
+	struct world world;
+
+	open_world(&world);
+	memory = hand_out(&world, flags);
+	if (maps) {
+		mapped = mmap(NULL, 4096, PROT_READ, MAP_SHARED, memory.theirs, LEN / 2);
+		ASSERT_TRUE(mapped != MAP_FAILED);
+		(void)fd_close(memory.theirs);
+	}
+	ASSERT_OK(munmap(memory.data, LEN));
+	leave(&world, HANDOUT_MEMORY, memory.kept);
+	expect_kept(&world);
+	/* Ten times in the first second, then once in each. */
+	ASSERT_TRUE(n_leases > 15 && n_leases < 25);
+	if (maps)
+		ASSERT_OK(munmap(mapped, 4096));
+	else
+		(void)fd_close(memory.theirs);
+	expect_gone(&world);
+}
+
+TEST(what_somebody_has_stays_charged)
+{
+	for (unsigned i = 0; i < 4; i++)
+		keep(i & 1 ? O_RDWR : O_RDONLY, i & 2);
+}
+
+/* i: they read them, close their end, or both are gone before it is left. */
+TEST(packets_that_are_not_read_stay_charged)
+{
+	for (unsigned i = 0; i < 3; i++) {
+		struct world world;
+		char packet[8];
+		int ends[2];
+
+		open_world(&world);
+		ASSERT_OK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends));
+		ASSERT_EQ(send(ends[0], "packet", 6, 0), 6);
+		ASSERT_OK(shutdown(ends[0], SHUT_RDWR));
+		ASSERT_OK(quota_charge(&world.descriptors, 1));
+		ASSERT_OK(quota_charge(&world.bytes, LEN));
+		if (i == 2)
+			(void)fd_close(ends[1]);
+		leave(&world, HANDOUT_PACKETS, ends[0]);
+		if (i < 2)
+			expect_kept(&world);
+		if (i == 0) {
+			ASSERT_EQ(recv(ends[1], packet, sizeof(packet), 0), 6);
+			ASSERT_EQ(recv(ends[1], packet, sizeof(packet), 0), 0);
+		}
+		if (i == 1)
+			(void)fd_close(ends[1]);
+		ASSERT_EQ(handouts_kept(), i < 2);
+		expect_gone(&world);
+		if (i == 0)
+			(void)fd_close(ends[1]);
+	}
+}
+
+TEST(a_pipe_that_is_kept_stays_charged)
+{
+	struct world world;
+	int ends[2];
+
+	open_world(&world);
+	ASSERT_OK(pipe2(ends, O_CLOEXEC));
+	ASSERT_OK(quota_charge(&world.descriptors, 1));
+	ASSERT_OK(quota_charge(&world.bytes, LEN));
+	leave(&world, HANDOUT_PIPE, ends[1]);
+	expect_kept(&world);
+	(void)fd_close(ends[0]);
+	expect_gone(&world);
+}
+
+/* Who comes to what is kept need not wait for its next look. */
+TEST(what_has_just_ended_is_looked_at_soon)
+{
+	struct memory kept, brief;
+	struct world world;
+
+	open_world(&world);
+	kept = hand_out(&world, O_RDONLY);
+	leave(&world, HANDOUT_MEMORY, kept.kept);
+	pass(&world, 5000);
+	brief = hand_out(&world, O_RDONLY);
+	leave(&world, HANDOUT_MEMORY, brief.kept);
+	ASSERT_EQ(handouts_kept(), 2);
+	(void)fd_close(brief.theirs);
+	pass(&world, 2);
+	ASSERT_EQ(handouts_kept(), 1);
+	ASSERT_EQ(quota_used(&world.bytes), LEN);
+	(void)fd_close(kept.theirs);
+	ASSERT_OK(munmap(kept.data, LEN));
+	ASSERT_OK(munmap(brief.data, LEN));
+	close_world(&world);
+}
+
+/* Some in a step, in turns; and all, however many go meanwhile. */
+TEST(many_are_looked_at_in_steps)
+{
+	enum { N = 100 };
+	struct world world;
+	int theirs[N];
+
+	open_world(&world);
+	for (unsigned i = 0; i < N; i++) {
+		struct memory memory = hand_out(&world, O_RDWR);
+
+		theirs[i] = memory.theirs;
+		ASSERT_OK(munmap(memory.data, LEN));
+		leave(&world, HANDOUT_MEMORY, memory.kept);
+	}
+	ASSERT_EQ(n_leases, N);
+	ASSERT_EQ(handouts_kept(), N);
+	for (unsigned i = 0; i < N; i += 2)
+		(void)fd_close(theirs[i]);
+	pass(&world, 2);
+	ASSERT_EQ(handouts_kept(), N / 2);
+	ASSERT_EQ(quota_used(&world.bytes), (uint64_t)N / 2 * LEN);
+	for (unsigned i = 1; i < N; i += 2)
+		(void)fd_close(theirs[i]);
+	pass(&world, 4);
+	ASSERT_EQ(handouts_kept(), 0);
+	close_world(&world);
+}
+
+/* As a ledger is that comes back more than once: none keeps another, and it is charged once. */
+TEST(what_is_left_twice_is_charged_once)
+{
+	struct memory memory;
+	struct world world;
+	int again[2];
+
+	open_world(&world);
+	memory = hand_out(&world, O_RDONLY);
+	for (unsigned i = 0; i < 2; i++)
+		again[i] = handout_open(memory.theirs, O_PATH);
+	leave(&world, HANDOUT_MEMORY, memory.kept);
+	ASSERT_OK(munmap(memory.data, LEN));
+	for (unsigned i = 0; i < 2; i++) {
+		uint64_t amount = i ? 1 : 2 * (uint64_t)LEN;
+
+		ASSERT_OK(quota_charge(&world.descriptors, 1));
+		ASSERT_OK(quota_charge(&world.bytes, amount));
+		handout_leave(HANDOUT_MEMORY, again[i], &world.descriptors, &world.bytes, amount);
+		ASSERT_EQ(handouts_kept(), 1);
+		ASSERT_EQ(quota_used(&world.descriptors), 1);
+		ASSERT_EQ(quota_used(&world.bytes), 2 * (uint64_t)LEN);
+	}
+	(void)fd_close(memory.theirs);
+	expect_gone(&world);
+}
+
+TEST(whoever_goes_first_is_charged_with_nothing)
+{
+	struct memory memory;
+	struct world world;
+
+	open_world(&world);
+	memory = hand_out(&world, O_RDWR);
+	leave(&world, HANDOUT_MEMORY, memory.kept);
+	ASSERT_EQ(handouts_kept(), 1);
+	close_world(&world);
+	ASSERT_EQ(handouts_kept(), 0);
+	(void)fd_close(memory.theirs);
+	ASSERT_OK(munmap(memory.data, LEN));
+}
+
+/* It is said once; memory that cannot be asked about is nobody's. But where there is no memory to ask, it is asked again. */
+TEST(where_nobody_can_tell_nobody_is_charged)
+{
+	struct memory memory;
+	struct world world;
+
+	open_world(&world);
+	memory = hand_out(&world, O_RDWR);
+	lease_error = ENOMEM;
+	leave(&world, HANDOUT_MEMORY, memory.kept);
+	ASSERT_EQ(handouts_kept(), 1);
+	lease_error = EINVAL;
+	pass(&world, 2);
+	ASSERT_EQ(handouts_kept(), 0);
+	ASSERT_EQ(quota_used(&world.bytes), 0);
+	lease_error = 0;
+	(void)fd_close(memory.theirs);
+	ASSERT_OK(munmap(memory.data, LEN));
+	close_world(&world);
+}
