@@ -19,6 +19,8 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+/* Of one connection the kernel holds this, and as much again for itself. */
+#define INPUT_MAX	(32 << 10)
 #define LISTENERS_MAX	4		      /* addresses of one name */
 #define ACCEPT_PAUSE_NS (200 * NSEC_PER_MSEC) /* after running out of descriptors */
 
@@ -305,7 +307,7 @@ static void accept_one(struct rpc_tcp *tcp, int fd)
 {
 	struct connection *connection;
 	char from[SOURCE_MAX];
-	int on = 1;
+	int on = 1, input = INPUT_MAX;
 
 	source_of(fd, from);
 	connection = may_connect(tcp, from) ? calloc(1, sizeof(*connection)) : NULL;
@@ -325,6 +327,7 @@ static void accept_one(struct rpc_tcp *tcp, int fd)
 	memcpy(connection->from, from, sizeof(from));
 	name_peer(fd, connection->name);
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	(void)setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &input, sizeof(input));
 	list_push_back(&tcp->connections, &connection->link);
 	tcp->n_connections++;
 	if (pass_on(tcp, connection))

@@ -48,6 +48,12 @@ void address_format(const struct address *address, char *text, size_t size);
 bool address_is_inside(int fd);
 /* What every data connection has. Ignores what the socket's family does not know. */
 void address_tune_socket(int fd, uint64_t peer_timeout_ns);
+/*
+ * The kernel holds little of what comes in by a connection until address_lift(): whoever is there has not proved yet that it may have
+ * more. Returns what to lift it with. Where that cannot be lifted, before Linux 5.18, all is left as it is.
+ */
+int address_limit(int fd);
+void address_lift(int fd, int limited);
 /* So many bytes, and one piece more, the kernel takes ahead of what it can send. */
 void address_set_ahead(int fd, unsigned bytes);
 /*

@@ -307,6 +307,15 @@ static bool check_hello_head(struct handshake *h)
 	return false;
 }
 
+static void proved(struct handshake *h)
+{
+	address_lift(h->source.fd, h->limited);
+	if (h->features & DATA_FEATURE_PROBE)
+		begin_probe(h, HANDSHAKE_READING_PROBE);
+	else
+		handshake_over(h, 0, false, "");
+}
+
 static void got_proof(struct handshake *h)
 {
 	unsigned char expected[DATA_PROOF_LEN];
@@ -315,10 +324,8 @@ static void got_proof(struct handshake *h)
 		handshake_fail(h, -ENOMEM, "out of memory");
 	else if (!handshake_proofs_equal(expected, h->proof))
 		handshake_fail(h, -EKEYREJECTED, "the cluster keys differ");
-	else if (h->features & DATA_FEATURE_PROBE)
-		begin_probe(h, HANDSHAKE_READING_PROBE);
 	else
-		handshake_over(h, 0, false, "");
+		proved(h);
 }
 
 static void handshake_broken(struct handshake *h, int status)

@@ -4,6 +4,7 @@
 #include "transport/internal.h"
 #include "transport/peer/peer.h"
 #include "transport/tcp/handshake.h"
+#include <linux/socket.h>
 
 static struct pair *server_new(struct pair_config config)
 {
@@ -183,6 +184,57 @@ TEST(a_wrong_proof)
 	expect_closed(pair, fd);
 	pair_settle(pair);
 	ASSERT_EQ(pair->b.n_lost, 0);
+}
+
+/* Our end of a raw connection. */
+static int accepted(int raw)
+{
+	struct sockaddr_in mine, theirs;
+	socklen_t len = sizeof(mine);
+
+	ASSERT_OK(getsockname(raw, (struct sockaddr *)&mine, &len));
+	for (int fd = 0; fd < 1024; fd++) {
+		len = sizeof(theirs);
+		if (!getpeername(fd, (struct sockaddr *)&theirs, &len) &&
+		    theirs.sin_family == AF_INET && theirs.sin_port == mine.sin_port)
+			return fd;
+	}
+	return -1;
+}
+
+static int option_of(int fd, int option)
+{
+	socklen_t len = sizeof(int);
+	int value = -1;
+
+	ASSERT_OK(getsockopt(fd, SOL_SOCKET, option, &value, &len));
+	return value;
+}
+
+/* Whoever is there may send what it likes: the kernel holds little of that before the proof, and as much as it likes after it. */
+TEST(little_is_held_of_strangers)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		server_new((struct pair_config){ .key_a = "k", .key_b = "k" });
+	int plain = socket(AF_INET, SOCK_STREAM, 0), fd, ours;
+	struct data_hello mine, theirs;
+	unsigned char proof[DATA_PROOF_LEN];
+
+	pair_settle(pair);
+	fd = raw_connect(pair, port_of(pair));
+	raw_hello(&mine, 5, 0);
+	raw_send(pair, fd, &mine, sizeof(mine));
+	ASSERT_EQ(raw_receive(pair, fd, &theirs, sizeof(theirs)), sizeof(theirs));
+	ours = accepted(fd);
+	ASSERT_TRUE(ours >= 0 && option_of(ours, SO_RCVBUF) <= 32 << 10);
+	ASSERT_TRUE(option_of(ours, SO_BUF_LOCK) & SOCK_RCVBUF_LOCK);
+	ASSERT_OK(handshake_prove("k", 1, "bps-client", &mine, &theirs, proof));
+	raw_send(pair, fd, proof, sizeof(proof));
+	PAIR_UNTIL(pair, !(option_of(ours, SO_BUF_LOCK) & SOCK_RCVBUF_LOCK));
+	ASSERT_TRUE(option_of(ours, SO_RCVBUF) >= option_of(plain, SO_RCVBUF));
+	(void)fd_close(plain);
+	fd_close(fd);
+	PAIR_UNTIL(pair, pair->b.n_lost);
 }
 
 /* Against the text of proto/data.h, worked out by another implementation of HMAC. */
