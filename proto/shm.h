@@ -27,7 +27,9 @@
  * after the slot says so. A slot whose ready has not reached its ticket is not posted again: the stream's write is still
  * to come. Of a trainer that lives, only its own stream writes `ready`.
  *
- * Waking is writing 8 bytes to the other side's wake-up descriptor, which it reads 8 bytes at a time. A trainer whose daemon
+ * Waking is writing 8 bytes to the other side's wake-up descriptor, which it reads 8 bytes at a time: the daemon's is an eventfd, the
+ * trainer's a socket. The trainer is the first to write what the daemon reads or writes of a slot or an entry: what has
+ * never been written would be the daemon's page, and ends the session. A trainer whose daemon
  * has CONTROL_FEATURE_FUTEX may sleep on trainer_armed itself instead (FUTEX_WAIT, shared, while it is SHM_ARMED_FUTEX): that
  * wakes sooner, and needs one system call where the descriptor needs two. Its socket does not wake it then, so such
  * a sleep is short: a daemon that dies wakes nobody.

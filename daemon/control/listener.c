@@ -25,6 +25,11 @@
 
 #define BACKLOG		128
 #define ACCEPT_RETRY_NS (100 * NSEC_PER_MSEC)
+/*
+ * Of what came with connections that were refused, as little waits to be closed before no more are accepted: it is charged to nobody.
+ */
+#define PORTER_BACKLOG	 64
+#define BACKLOG_RETRY_NS NSEC_PER_MSEC
 
 /* -- Who connects ------------------------------------------------------------------------------------------------- */
 
@@ -128,10 +133,10 @@ static void on_retry(struct loop_timer *timer)
 }
 
 /* The socket stays readable: without a pause the loop would spin. */
-static void pause_accepting(struct control *control)
+static void pause_accepting(struct control *control, uint64_t for_ns)
 {
 	loop_remove(&control->listener);
-	if (loop_timer_set(control->params.loop, &control->retry, clock_now_ns() + ACCEPT_RETRY_NS))
+	if (loop_timer_set(control->params.loop, &control->retry, clock_now_ns() + for_ns))
 		resume_accepting(control);
 }
 
@@ -166,7 +171,7 @@ static void refuse_one(struct control *control)
 	}
 	control->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	if (socket < 0 || control->spare_fd < 0)
-		pause_accepting(control);
+		pause_accepting(control, ACCEPT_RETRY_NS);
 }
 
 /* Takes over the socket. A user who is behind is not followed by another connection until the part of such users is paid for. */
@@ -195,15 +200,20 @@ static void on_connection(struct loop_source *source, uint32_t events)
 {
 	struct control *control = container_of(source, struct control, listener);
 	uint64_t began_ns = clock_now_ns();
-	int socket = accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+	int socket;
 
 	(void)events;
+	if (porter_backlog() >= PORTER_BACKLOG) {
+		pause_accepting(control, BACKLOG_RETRY_NS);
+		return;
+	}
+	socket = accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 	if (socket >= 0)
 		admit_at_pace(control, socket, began_ns);
 	else if (errno == EMFILE || errno == ENFILE)
 		refuse_one(control);
 	else if (errno == ENOMEM || errno == ENOBUFS)
-		pause_accepting(control);
+		pause_accepting(control, ACCEPT_RETRY_NS);
 }
 
 /* -- The socket --------------------------------------------------------------------------------------------------- */

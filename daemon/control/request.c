@@ -455,6 +455,7 @@ static int take_buffer(const struct incoming *in, const Bps__Control__Share *m,
 	struct gpu_memory_params params;
 	int r;
 
+	session_take_holes(in->session->control);
 	if (m->kind == MEMORY_MEMFD)
 		return buffer_map(in->fd, m->len, &in->session->memory.quota, ret_buffer, failure);
 	r = take_device(in, m, &params, failure);

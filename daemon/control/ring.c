@@ -7,6 +7,8 @@
 
 #include "base/log.h"
 #include "base/memory/handout.h"
+#include "base/memory/holes.h"
+#include "base/pages.h"
 #include "control/listener.h"
 #include "control/session.h"
 #include <fcntl.h>
@@ -14,7 +16,6 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 
 /* Ring entries taken of one session; then that of another job has its turn. */
@@ -23,8 +24,8 @@
 #define RING_DEPTH 256
 /* So long in all, until others that the loop serves have theirs. */
 #define RING_TURN_NS (250 * NSEC_PER_USEC)
-/* What the pipe of wake-ups has room for, mostly. */
-#define WAKES_MAX 512
+/* To the kernel: what is watched, and what is not. */
+#define RING_MAPPINGS 2
 /* Packets taken of one session; then another has its turn. */
 #define PACKET_BATCH 16
 
@@ -34,17 +35,6 @@ static struct shm_header *header_of(const struct session *session)
 }
 
 /* -- Completion --------------------------------------------------------------------------------------------------- */
-
-/* The trainer can make the pipe larger: what is written there is charged to us. */
-static void check_wakes(struct session *session)
-{
-	int n_unread = 0;
-
-	if (!ioctl(session->ring.wake_fd, FIONREAD, &n_unread) &&
-	    (unsigned)n_unread > session->ring.wake_len)
-		session_fail_later(session,
-				   "enlarged the pipe of its wake-ups, and does not read it");
-}
 
 static void wake_trainer(struct session *session)
 {
@@ -57,9 +47,7 @@ static void wake_trainer(struct session *session)
 	if (shm_disarm(header_of(session)) != SHM_ARMED)
 		return;
 	/* EAGAIN: it is full of wake-ups. */
-	(void)!write(session->ring.wake_fd, &one, sizeof(one));
-	if (++session->ring.n_wakes % WAKES_MAX == 0)
-		check_wakes(session);
+	(void)send(session->ring.wake_fd, &one, sizeof(one), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 static void on_wake(struct mail *mail)
@@ -381,7 +369,22 @@ static int take_entry(struct session *session, struct session_request *request,
 	return 0;
 }
 
-/* Returns NULL when the session had to be failed. */
+/*
+ * A page of the ring that the trainer has not written would be made by who reads it, and stay the daemon's: then the session ends.
+ */
+static bool slot_is_hole(struct session *session, uint32_t slot)
+{
+	uint32_t before = holes_made();
+
+	(void)atomic_load_explicit(&shm_slots(session->ring.shm)[slot].state, memory_order_relaxed);
+	if (holes_made() != before)
+		session_take_holes(session->control);
+	/* By session_fail_later(). */
+	session->ring.yields |= *session->outbox.why != 0;
+	return session->ring.yields;
+}
+
+/* Returns NULL when the session had to be failed, or the entry is to come once more. */
 static struct session_request *request_for(struct session *session, const struct shm_entry *entry)
 {
 	struct session_request *request;
@@ -392,6 +395,8 @@ static struct session_request *request_for(struct session *session, const struct
 	}
 	request = session->ring.requests[entry->slot];
 	if (!request) {
+		if (slot_is_hole(session, entry->slot))
+			return NULL;
 		request = bulk_take(&session->ring.bulk, sizeof(*request));
 		if (!request) {
 			session_fail(session, "no memory for its requests");
@@ -417,8 +422,10 @@ static void submit(struct session *session, const struct shm_entry *entry, uint6
 	uint64_t run;
 	int r;
 
-	if (!request)
+	if (!request) {
+		session->ring.head -= is_put_off(session);
 		return;
+	}
 	tensor = await_tensor(session, entry->tensor);
 	if (session->state != SESSION_OPEN)
 		return;
@@ -939,6 +946,29 @@ void ring_resume(struct session *session)
 
 /* -- Opening ------------------------------------------------------------------------------------------------------ */
 
+static int map_memory(struct session *session, int fd)
+{
+	struct quota *mappings = account_quota(session->account, ACCOUNT_MAPPINGS);
+	struct buffer *memory;
+	struct failure failure;
+	int r;
+
+	if (quota_charge(mappings, RING_MAPPINGS))
+		return error_origin(-EDQUOT);
+	/* What came of others that were mapped there is not its own. */
+	session_take_holes(session->control);
+	r = buffer_map(fd, SHM_LEN, NULL, &memory, &failure);
+	if (r) {
+		quota_release(mappings, RING_MAPPINGS);
+		return error_trace(r);
+	}
+	memory->charges[1] = (struct unmap_charge){ mappings, RING_MAPPINGS };
+	memory->user = session;
+	session->ring.memory = memory;
+	session->ring.shm = memory->data;
+	return places_add(&session->control->buffers, memory) ? error_origin(-ENOMEM) : 0;
+}
+
 /*
  * A worker of GPUs maps it to write when a request of the job's first needs one, which a seal against that would not let it do: of
  * a trainer that may come to it, pages can be given back.
@@ -949,7 +979,7 @@ static int make_memory(struct session *session, int *ret_fd, int *ret_trainer)
 	_cleanup_(fd_closep) int trainer = -1;
 	bool is_sealed = session->features & CONTROL_FEATURE_CUDA;
 	struct shm_header *header;
-	void *shm;
+	int r;
 
 	if (fd < 0 || ftruncate(fd, SHM_LEN) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | (is_sealed ? F_SEAL_SEAL : 0)))
@@ -960,17 +990,20 @@ static int make_memory(struct session *session, int *ret_fd, int *ret_trainer)
 	session->ring.kept_fd = handout_open(fd, O_PATH);
 	if (session->ring.kept_fd < 0)
 		return error_trace(session->ring.kept_fd);
-	shm = mmap(NULL, SHM_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (shm == MAP_FAILED)
-		return error_origin(-errno);
-	header = shm;
+	/* By that one, so that it is still kept while it is mapped here. */
+	r = map_memory(session, trainer);
+	if (r)
+		return error_trace(r);
+	header = header_of(session);
 	header->magic = SHM_MAGIC;
 	header->version = SHM_VERSION;
 	header->n_entries = SHM_ENTRIES;
 	header->n_slots = SHM_SLOTS;
 	header->len = SHM_LEN;
 	atomic_store(&header->daemon_armed, 1);
-	session->ring.shm = shm;
+	r = holes_watch(header, SHM_FLAG_OFFSET / page_size() * page_size());
+	if (r)
+		return error_trace(r);
 	session->ring.state = is_sealed ? RING_SEALED : RING_SHOWN;
 	*ret_fd = TAKE_FD(fd);
 	*ret_trainer = TAKE_FD(trainer);
@@ -978,28 +1011,21 @@ static int make_memory(struct session *session, int *ret_fd, int *ret_trainer)
 }
 
 /*
- * The trainer's wake-up is a pipe, opened once more for the trainer, who may read and write it like an eventfd: 8 bytes a
- * wake-up. A real eventfd would share its O_NONBLOCK with the trainer, who could clear it and fill the counter, and the
- * daemon would sleep in write(). The two ends of this pipe have flags of their own.
+ * The trainer's wake-up is a socket, which it reads like an eventfd, 8 bytes a wake-up. A real eventfd would share its O_NONBLOCK with the
+ * trainer, who could clear it and fill the counter, and the daemon would sleep in write(). Of a pipe the trainer could
+ * move pages elsewhere, which are ours. Nothing comes in by it: descriptors would have to be closed.
  */
 static int make_wake(struct session *session, int *ret_trainer)
 {
-	int fds[2], fd, len, r;
+	int ends[2], least = 0;
 
-	if (pipe2(fds, O_CLOEXEC | O_NONBLOCK))
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends))
 		return error_origin(-errno);
-	fd = handout_open(fds[0], O_RDWR);
-	len = fcntl(fds[1], F_SETPIPE_SZ, WAKES_MAX * sizeof(uint64_t));
-	r = fd < 0 ? fd : len < 0 ? -errno : 0;
-	(void)fd_close(fds[0]);
-	if (r) {
-		(void)fd_close(fd);
-		(void)fd_close(fds[1]);
-		return error_trace(r);
-	}
-	session->ring.wake_fd = fds[1];
-	session->ring.wake_len = (unsigned)len;
-	*ret_trainer = fd;
+	session->ring.wake_fd = ends[0];
+	*ret_trainer = ends[1];
+	if (shutdown(ends[0], SHUT_RD) ||
+	    setsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &least, sizeof(least)))
+		return error_origin(-errno);
 	return 0;
 }
 
@@ -1105,13 +1131,12 @@ void ring_close(struct session *session)
 {
 	ring_freeze(session);
 	session->doorbell.fd = fd_close(session->doorbell.fd);
-	session_leave(session, HANDOUT_PIPE, session->ring.wake_fd, SESSION_WAKE_BYTES);
+	session_leave(session, HANDOUT_SOCKET, session->ring.wake_fd, SESSION_WAKE_BYTES);
 	session->ring.wake_fd = -1;
 	session->ring.shm_fd = fd_close(session->ring.shm_fd);
-	/* The trainer has it, too, and may keep waiting who unmaps it where it was not sealed. */
-	if (session->ring.shm)
-		unmap_shared(session->memory.quota.parent ?: &session->memory.quota,
-			     session->ring.shm, SHM_LEN, (struct unmap_charge[UNMAP_CHARGES]){ 0 });
+	if (session->ring.memory)
+		places_remove(&session->control->buffers, session->ring.memory);
+	session->ring.memory = buffer_unref(session->ring.memory);
 	session->ring.shm = NULL;
 	session_leave(session, HANDOUT_MEMORY, session->ring.kept_fd, SHM_LEN);
 	session->ring.kept_fd = -1;

@@ -369,8 +369,10 @@ static void on_timer(struct loop_timer *timer)
 static int watch(struct session *session)
 {
 	const struct control_params *params = &session->control->params;
-	int r;
+	int half = SESSION_PACKET_BYTES / 2, r;
 
+	/* As much as a session is charged for, whatever the system's default. */
+	(void)setsockopt(session->socket.fd, SOL_SOCKET, SO_SNDBUF, &half, sizeof(half));
 	session->socket.ready = on_socket;
 	session->process.ready = on_process;
 	session->timer.expired = on_timer;
@@ -627,6 +629,11 @@ static void on_hole(struct control *control, void *page)
 	if (!buffer)
 		return;
 	session = buffer->user;
+	if (buffer == session->ring.memory) {
+		session_fail_later(session, "posted what it has not written: page %zu of its ring",
+				   (size_t)((char *)page - buffer->data) / page_size());
+		return;
+	}
 	session->memory.has_holes = true;
 	buffer_bury(buffer, control->params.loop);
 	buffer_give_back(buffer, page);
@@ -638,14 +645,26 @@ static void on_hole(struct control *control, void *page)
 		((size_t)((char *)page - buffer->data)) / page_size(), buffer->number);
 }
 
-void session_on_holes(struct loop_source *source, uint32_t events)
+static size_t take_some_holes(struct control *control)
 {
 	void *pages[HOLES_BATCH];
 	size_t n = holes_take(pages, ARRAY_SIZE(pages));
 
-	(void)events;
 	for (size_t i = 0; i < n; i++)
-		on_hole(container_of(source, struct control, holes), pages[i]);
+		on_hole(control, pages[i]);
+	return n;
+}
+
+void session_on_holes(struct loop_source *source, uint32_t events)
+{
+	(void)events;
+	(void)take_some_holes(container_of(source, struct control, holes));
+}
+
+void session_take_holes(struct control *control)
+{
+	while (take_some_holes(control) == HOLES_BATCH)
+		;
 }
 
 /* Nothing uses it any more. */

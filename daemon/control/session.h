@@ -104,14 +104,13 @@ struct session_porter {
 
 /* What is shared with the trainer for entries and completions, and how far both have come. */
 struct session_ring {
-	void *shm;
+	struct buffer *memory;
+	void *shm;   /* there */
 	int shm_fd;  /* what shm is of, until it is sealed, or for workers; else -1 */
 	int kept_fd; /* of shm, by which it is known whether the trainer has it still */
 	enum ring_state state;
-	bool rung;	   /* before it was sealed */
-	int wake_fd;	   /* write end towards the trainer */
-	unsigned wake_len; /* bytes that fit */
-	uint64_t n_wakes;
+	bool rung;	      /* before it was sealed */
+	int wake_fd;	      /* write end towards the trainer */
 	uint64_t head;	      /* entries consumed */
 	uint64_t n_completed; /* slots */
 	struct mail wake;     /* the trainer hears of what was completed */
@@ -234,6 +233,8 @@ int session_charge_buffer(struct session *session, uint64_t held, unsigned n_des
 			  struct unmap_charge ret_charges[2], struct failure *failure);
 /* Pages of buffers were touched that their trainers have given back: these are cut off. */
 void session_on_holes(struct loop_source *source, uint32_t events);
+/* All that there are, for who maps memory: what was there before is another's. */
+void session_take_holes(struct control *control);
 /* One request in flight less. */
 void session_request_ended(struct session *session);
 struct session *session_free(struct session *session);

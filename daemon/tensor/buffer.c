@@ -172,7 +172,8 @@ void buffer_give_back(const struct buffer *buffer, void *data)
 	/* mremap() of no bytes makes a second mapping of shared memory. */
 	again = mremap(data, 0, page, MREMAP_MAYMOVE);
 	if (again != MAP_FAILED)
-		unmap_remove(owner_of(buffer), again, page);
+		unmap_remove(owner_of(buffer), again, page,
+			     (struct unmap_charge[UNMAP_CHARGES]){ 0 });
 }
 
 int buffer_of_device(const struct gpu_memory_params *params, struct buffer **ret_buffer,

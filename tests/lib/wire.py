@@ -189,6 +189,9 @@ class Session:
         """Wants to be woken by the pipe for whatever completes."""
         struct.pack_into('<I', self.memory, 192, 1)
 
+    def is_armed(self):
+        return struct.unpack_from('<I', self.memory, 192)[0] == 1
+
     def is_done(self, slot=0):
         return struct.unpack_from('<I', self.memory, SLOT + 512 * slot)[0] == 2
 

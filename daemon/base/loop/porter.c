@@ -27,6 +27,7 @@ struct porter_note {
 	uint32_t op;
 	int fd; /* to be handed over, owned; -1: it was, and is closed here */
 	bool is_said;
+	bool is_nobodys; /* there was no errand */
 };
 
 static struct {
@@ -35,6 +36,7 @@ static struct {
 	struct loop_source socket;
 	struct list notes; /* those still to be said last */
 	size_t n_unsaid;
+	size_t n_nobodys;	 /* of these */
 	struct loop_timer later; /* until then nothing is tried */
 	void (*ended)(void *user);
 	void *user;
@@ -86,6 +88,7 @@ static void say_rest(void)
 		if (!say(note))
 			break;
 		porter.n_unsaid--;
+		porter.n_nobodys -= note->is_nobodys;
 	}
 	watch_writable();
 }
@@ -110,12 +113,13 @@ static int ask(struct porter_errand *errand, uint32_t op, int fd)
 		(void)fd_close(fd);
 		return error_origin(porter.started ? -ENOMEM : -ESRCH);
 	}
-	*note = (struct porter_note){ .errand = errand, .op = op, .fd = fd };
+	*note = (struct porter_note){ .errand = errand, .op = op, .fd = fd, .is_nobodys = !errand };
 	if (errand)
 		errand->note = note;
 	list_push_back(&porter.notes, &note->link);
 	if (!porter.n_unsaid && say(note))
 		return 0;
+	porter.n_nobodys += note->is_nobodys;
 	if (!porter.n_unsaid++)
 		watch_writable();
 	return 0;
@@ -139,6 +143,11 @@ void porter_close(struct porter_errand *errand, int fd)
 {
 	if (fd >= 0 && ask(errand, PORTER_CLOSE, fd) && errand)
 		errand->over(errand);
+}
+
+size_t porter_backlog(void)
+{
+	return porter.n_nobodys;
 }
 
 void porter_forget(struct porter_errand *errand)
@@ -230,7 +239,7 @@ int porter_start(int (*prepare)(void *user), void *user)
 	list_init(&porter.notes);
 	porter.started = true;
 	porter.pid = pid;
-	porter.n_unsaid = 0;
+	porter.n_unsaid = porter.n_nobodys = 0;
 	porter.later = (struct loop_timer){ .expired = on_later };
 	porter.socket = (struct loop_source){ .fd = ends[0], .ready = on_socket };
 	return 0;

@@ -52,6 +52,8 @@ int porter_take(struct porter_errand *errand, enum porter_want want, int socket)
 int porter_seal(struct porter_errand *errand, int fd);
 /* Closes a descriptor in which others' descriptors may lie; takes it over. errand: or NULL: nobody asks. */
 void porter_close(struct porter_errand *errand, int fd);
+/* What is to be closed, nobody asks for, and the porter has not come to. */
+size_t porter_backlog(void);
 /* Neither is called any more. */
 void porter_forget(struct porter_errand *errand);
 

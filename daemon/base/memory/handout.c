@@ -8,11 +8,14 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/loop/porter.h"
+#include "base/memory/unmap.h"
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #define LOOK_STEP   16
@@ -22,7 +25,8 @@
 #define WAIT_SHARE 20
 
 struct handout {
-	struct list link; /* in handouts.over */
+	struct list link;	 /* in handouts.over */
+	struct list memory_link; /* HANDOUT_MEMORY: in handouts.memory */
 	enum handout_kind kind;
 	int fd;
 	struct quota *descriptors, *quota;
@@ -36,7 +40,7 @@ static void on_next(struct loop_timer *timer);
 
 static struct {
 	struct loop *loop;
-	struct list over;
+	struct list over, memory;
 	size_t n_over;
 	size_t n_to_look;	    /* from the first on, in this round */
 	uint64_t began_ns, took_ns; /* this round, or the last */
@@ -46,6 +50,7 @@ static struct {
 	bool said; /* that leases are off */
 } handouts = {
 	.over = LIST_INIT(handouts.over),
+	.memory = LIST_INIT(handouts.memory),
 	.next.expired = on_next,
 	.looks.step = on_looks,
 };
@@ -86,30 +91,79 @@ static bool is_memory_kept(int path_fd)
 	return false;
 }
 
+static bool has_unread(int socket)
+{
+	int n_unread = 0;
+
+	return !ioctl(socket, SIOCOUTQ, &n_unread) && n_unread;
+}
+
 static bool is_kept(const struct handout *handout)
 {
 	struct pollfd pollfd = { .fd = handout->fd };
-	int n_unread = 0;
 
 	switch (handout->kind) {
 	case HANDOUT_MEMORY:
 		return is_memory_kept(handout->fd);
 	case HANDOUT_PACKETS:
-		return !ioctl(handout->fd, SIOCOUTQ, &n_unread) && n_unread;
-	case HANDOUT_PIPE:
-		return poll(&pollfd, 1, 0) >= 0 && !(pollfd.revents & POLLERR);
+		return has_unread(handout->fd);
+	case HANDOUT_SOCKET:
+		/* Who reads nothing any more has what is there. */
+		return (poll(&pollfd, 1, 0) >= 0 && !(pollfd.revents & POLLHUP)) ||
+		       has_unread(handout->fd);
 	}
 	return false;
 }
 
-/* Without memory for the timer, when the next comes to it. */
+/*
+ * Whoever has it by O_PATH alone is not seen, and is not to have its pages. It is charged until they are given back, in another thread.
+ * Returns whether they will be: not those of memory that is sealed against it.
+ */
+static bool give_back(const struct handout *handout)
+{
+	_cleanup_(fd_closep) int fd = handout_open(handout->fd, O_RDWR);
+	struct unmap_charge charges[UNMAP_CHARGES] = {
+		{ handout->quota, handout->amount },
+		{ handout->descriptors, 1 },
+	};
+	struct stat st;
+	void *data;
+
+	if (fd < 0 || fstat(fd, &st))
+		return false;
+	data = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (data == MAP_FAILED)
+		return false;
+	unmap_remove(handout->quota, data, (size_t)st.st_size, charges);
+	(void)fd_close(handout->fd);
+	return true;
+}
+
+static void let_go(const struct handout *handout)
+{
+	bool is_known = handouts.loop && !handouts.said;
+
+	if (handout->kind != HANDOUT_MEMORY || !is_known || !give_back(handout))
+		release(handout);
+}
+
+/* Without memory for the timer, when the next comes to it. What is due before that stays so. */
 static void look_later(void)
 {
 	uint64_t wait_ns = MAX(handouts.wait_ns, WAIT_SHARE * handouts.took_ns);
+	uint64_t at_ns = clock_now_ns() + wait_ns;
 
-	(void)loop_timer_set(handouts.loop, &handouts.next,
-			     clock_now_ns() + MIN(wait_ns, WAIT_MAX_NS));
+	if (!handouts.next.loop || handouts.next.at_ns > at_ns)
+		(void)loop_timer_set(handouts.loop, &handouts.next, at_ns);
 	handouts.wait_ns = MIN(2 * handouts.wait_ns, WAIT_MAX_NS);
+}
+
+/* Whoever opens memory while it is looked at breaks the lease, which this process would be told of by a signal that ends it. */
+static void ignore_breaks(void)
+{
+	const struct sigaction action = { .sa_handler = SIG_IGN };
+
+	(void)sigaction(SIGIO, &action, NULL);
 }
 
 static void look(void)
@@ -122,7 +176,8 @@ static void look(void)
 		return;
 	}
 	handouts.n_over--;
-	release(handout);
+	list_remove(&handout->memory_link);
+	let_go(handout);
 	free(handout);
 }
 
@@ -149,6 +204,7 @@ static void on_next(struct loop_timer *timer)
 
 void handouts_attach(struct loop *loop)
 {
+	ignore_breaks();
 	handouts.loop = loop;
 }
 
@@ -160,6 +216,7 @@ void handouts_done(void)
 	loop_abort(&handouts.looks);
 	while ((handout = list_first(&handouts.over, struct handout, link))) {
 		list_remove(&handout->link);
+		list_remove(&handout->memory_link);
 		release(handout);
 		free(handout);
 	}
@@ -179,9 +236,9 @@ static struct handout *find_same(const struct handout *what)
 
 	if (what->kind != HANDOUT_MEMORY)
 		return NULL;
-	list_for_each (handout, &handouts.over, link)
-		if (handout->kind == HANDOUT_MEMORY && handout->inode == what->inode &&
-		    handout->device == what->device && handout->quota == what->quota)
+	list_for_each (handout, &handouts.memory, memory_link)
+		if (handout->inode == what->inode && handout->device == what->device &&
+		    handout->quota == what->quota)
 			return handout;
 	return NULL;
 }
@@ -199,7 +256,7 @@ static void set_inode(struct handout *what)
 void handout_leave(enum handout_kind kind, int fd, struct quota *descriptors, struct quota *quota,
 		   uint64_t amount)
 {
-	struct handout what = { .kind = kind, .fd = fd }, *handout = NULL, *same;
+	struct handout what = { .kind = kind, .fd = fd }, *handout, *same;
 
 	what.descriptors = descriptors;
 	what.quota = quota;
@@ -209,15 +266,22 @@ void handout_leave(enum handout_kind kind, int fd, struct quota *descriptors, st
 	if (same) {
 		what.amount = MIN(same->amount, amount);
 		same->amount = MAX(same->amount, amount);
-	} else if (handouts.loop && is_kept(&what)) {
-		handout = malloc(sizeof(*handout));
+		release(&what);
+		return;
 	}
+	if (!handouts.loop || !is_kept(&what)) {
+		let_go(&what);
+		return;
+	}
+	handout = malloc(sizeof(*handout));
 	if (!handout) {
 		release(&what);
 		return;
 	}
 	*handout = what;
 	list_push_back(&handouts.over, &handout->link);
+	if (kind == HANDOUT_MEMORY)
+		list_push_back(&handouts.memory, &handout->memory_link);
 	handouts.n_over++;
 	handouts.wait_ns = WAIT_MIN_NS;
 	if (!handouts.n_to_look)

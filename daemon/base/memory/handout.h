@@ -3,7 +3,9 @@
  * packets that they do not read, and with them pages and memory of the kernel. So what somebody is charged for it stays charged
  * until nobody has it. The kernel tells that to who asks.
  *
- * One in a process, on the thread of its loop. Where it was not attached, nothing stays charged.
+ * Not seen is who has memory by O_PATH alone, and who has moved pages into a pipe or a socket (splice(2)).
+ *
+ * One in a process, on the thread of its loop; SIGIO is ignored. Where it was not attached, nothing stays charged.
  */
 #pragma once
 
@@ -13,14 +15,15 @@
 enum handout_kind {
 	/*
 	 * A memfd, by handout_open(fd, O_PATH): until nobody else has it open or mapped. Then fcntl(2), F_SETLEASE, gives an
-	 * exclusive lease; not where leases are off (fs.leases-enable): there nobody is charged. One that is left again, while
-	 * it is kept, is charged once: the more of both.
+	 * exclusive lease; not where leases are off (fs.leases-enable): there nobody is charged. Who has it by O_PATH alone is
+	 * not seen: so its pages are given back then, if it is not sealed against that. Memory that is left again, while it is
+	 * kept, is charged once: the more of both.
 	 */
 	HANDOUT_MEMORY,
 	/* A socket of this machine that was shut down: until what was sent is read, or cannot be any more. SIOCOUTQ says so. */
 	HANDOUT_PACKETS,
-	/* The end of a pipe that is written: until nobody has the other. Then it has POLLERR. */
-	HANDOUT_PIPE,
+	/* The same of one whose other end others have: until nobody has that, either. Then it has POLLHUP. */
+	HANDOUT_SOCKET,
 };
 
 /* What is left from now on is looked at by this loop. */
@@ -37,7 +40,7 @@ size_t handouts_kept(void);
 int handout_open(int fd, int flags);
 /*
  * Nothing here uses it any more. Takes over the descriptor, for which descriptors is charged, and what quota is charged for what
- * others have by it: both are released when they have not. The quotas, or NULL, outlive handouts_done().
+ * others have by it: both are released soon after they have not. The quotas, or NULL, outlive handouts_done().
  */
 void handout_leave(enum handout_kind kind, int fd, struct quota *descriptors, struct quota *quota,
 		   uint64_t amount);

@@ -191,6 +191,11 @@ size_t holes_take(void **pages, size_t max)
 	return n;
 }
 
+uint32_t holes_made(void)
+{
+	return atomic_load_explicit(&holes.n_made, memory_order_relaxed);
+}
+
 bool holes_fill(const struct iovec *iov, size_t n)
 {
 	if (atomic_load(&holes.fd) < 0)

@@ -22,5 +22,7 @@ void holes_close(void);
 int holes_watch(void *data, size_t len);
 /* Up to max pages that were made since the last time; returns how many; if it is max, there may be more. The thread of holes_open(). */
 size_t holes_take(void **pages, size_t max);
+/* Pages that were ever made, modulo 2^32: who asks before and after an access knows whether one was. Any thread. */
+uint32_t holes_made(void);
 /* A kernel access to these failed with EFAULT: touches them. Returns false when not open: it was no hole. */
 bool holes_fill(const struct iovec *iov, size_t n);

@@ -136,9 +136,13 @@ void unmap_shared(const void *owner, void *data, size_t len,
 	unmap_elsewhere(owner, &mapping);
 }
 
-void unmap_remove(const void *owner, void *data, size_t len)
+void unmap_remove(const void *owner, void *data, size_t len,
+		  const struct unmap_charge charges[UNMAP_CHARGES])
 {
-	unmap_elsewhere(owner, &(struct mapping){ .data = data, .len = len, .removes = true });
+	struct mapping mapping = { .data = data, .len = len, .removes = true };
+
+	memcpy(mapping.charges, charges, sizeof(mapping.charges));
+	unmap_elsewhere(owner, &mapping);
 }
 
 void unmap_release_all(void)

@@ -24,6 +24,7 @@ void unmap_shared(const void *owner, void *data, size_t len,
  * The same, of pages that nobody is to have any more: they are given back first (MADV_REMOVE). Where no thread is to be had,
  * they stay until the memory's last owner has gone.
  */
-void unmap_remove(const void *owner, void *data, size_t len);
+void unmap_remove(const void *owner, void *data, size_t len,
+		  const struct unmap_charge charges[UNMAP_CHARGES]);
 /* The quotas go: what is still to be unmapped is charged to nobody. Whoever is kept waiting, is not waited for. */
 void unmap_release_all(void);

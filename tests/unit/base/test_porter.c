@@ -357,9 +357,16 @@ TEST(what_cannot_be_sent_is_sent_later)
 	for (size_t i = 0; i < ARRAY_SIZE(seen); i++)
 		porter_close(&seen[i].errand, memfd_create("closed", MFD_CLOEXEC));
 	ASSERT_EQ(n_refused, 2);
+	/* What somebody asks for is charged to somebody. */
+	ASSERT_EQ(porter_backlog(), 0);
+	for (size_t i = 0; i < 5; i++)
+		porter_close(NULL, memfd_create("closed", MFD_CLOEXEC));
+	ASSERT_EQ(porter_backlog(), 5);
 	while (!seen[0].n_over || !seen[1].n_over || !seen[2].n_over)
 		ASSERT_INT(loop_turn(world.loop, 1000), >=, 0);
 	ASSERT_EQ(n_refused, 0);
+	while (porter_backlog())
+		ASSERT_INT(loop_turn(world.loop, 1000), >=, 0);
 	close_world(&world);
 }
 

@@ -89,7 +89,7 @@ static void wait_released(const struct quota *quota)
 static void hold(const struct quota *owner, void *data)
 {
 	ASSERT_OK(sem_init(&is_held, 0, 0) || sem_init(&let_go, 0, 0));
-	unmap_remove(owner, data, 4096);
+	unmap_remove(owner, data, 4096, (struct unmap_charge[UNMAP_CHARGES]){ 0 });
 	while (sem_wait(&is_held))
 		;
 	ASSERT_EQ(n_threads, 1);
