@@ -17,6 +17,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 /* Ring entries taken of one session; then that of another job has its turn. */
 #define RING_BATCH 16
@@ -981,7 +982,8 @@ static int make_memory(struct session *session, int *ret_fd, int *ret_trainer)
 	struct shm_header *header;
 	int r;
 
-	if (fd < 0 || ftruncate(fd, SHM_LEN) ||
+	/* Who keeps it by O_PATH alone, which is not seen, cannot open it again. */
+	if (fd < 0 || fchmod(fd, S_IRUSR | S_IWUSR) || ftruncate(fd, SHM_LEN) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | (is_sealed ? F_SEAL_SEAL : 0)))
 		return error_origin(-errno);
 	trainer = handout_open(fd, O_RDWR);

@@ -42,16 +42,16 @@ int __wrap_fcntl64(int fd, int command, ...)
 	return __real_fcntl64(fd, command, what);
 }
 
+/* As long as there may be a thread that releases what is charged to them. */
+static struct quota bytes = { .limit = UINT64_MAX }, descriptors = { .limit = UINT64_MAX };
+
 struct world {
 	struct loop *loop;
-	struct quota bytes, descriptors;
 };
 
 static void open_world(struct world *world)
 {
 	*world = (struct world){ 0 };
-	quota_init(&world->bytes, UINT64_MAX, NULL);
-	quota_init(&world->descriptors, UINT64_MAX, NULL);
 	ASSERT_OK(loop_new(&world->loop));
 	handouts_attach(world->loop);
 	n_leases = 0;
@@ -60,8 +60,8 @@ static void open_world(struct world *world)
 static void close_world(struct world *world)
 {
 	handouts_done();
-	ASSERT_EQ(quota_used(&world->bytes), 0);
-	ASSERT_EQ(quota_used(&world->descriptors), 0);
+	ASSERT_EQ(quota_used(&bytes), 0);
+	ASSERT_EQ(quota_used(&descriptors), 0);
 	loop_free(world->loop);
 }
 
@@ -79,7 +79,7 @@ struct memory {
 	void *data;
 };
 
-static struct memory hand_out(struct world *world, int flags)
+static struct memory hand_out(int flags)
 {
 	int fd = memfd_create("mine", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	struct memory memory;
@@ -90,8 +90,8 @@ static struct memory hand_out(struct world *world, int flags)
 	memory.theirs = handout_open(fd, flags);
 	memory.kept = handout_open(fd, O_PATH);
 	ASSERT_TRUE(memory.theirs >= 0 && memory.kept >= 0);
-	ASSERT_OK(quota_charge(&world->descriptors, 1));
-	ASSERT_OK(quota_charge(&world->bytes, LEN));
+	ASSERT_OK(quota_charge(&descriptors, 1));
+	ASSERT_OK(quota_charge(&bytes, LEN));
 	(void)fd_close(fd);
 	return memory;
 }
@@ -103,9 +103,9 @@ static void wait_for(const struct quota *quota, uint64_t used)
 		(void)sched_yield();
 }
 
-static void leave(struct world *world, enum handout_kind kind, int fd)
+static void leave(enum handout_kind kind, int fd)
 {
-	handout_leave(kind, fd, &world->descriptors, &world->bytes, LEN);
+	handout_leave(kind, fd, &descriptors, &bytes, LEN);
 }
 
 TEST(what_nobody_has_is_charged_to_nobody)
@@ -114,13 +114,13 @@ TEST(what_nobody_has_is_charged_to_nobody)
 	struct world world;
 
 	open_world(&world);
-	memory = hand_out(&world, O_RDWR);
+	memory = hand_out(O_RDWR);
 	(void)fd_close(memory.theirs);
 	/* It is still mapped here: that is not what is asked. */
-	leave(&world, HANDOUT_MEMORY, memory.kept);
+	leave(HANDOUT_MEMORY, memory.kept);
 	ASSERT_EQ(handouts_kept(), 0);
-	wait_for(&world.bytes, 0);
-	wait_for(&world.descriptors, 0);
+	wait_for(&bytes, 0);
+	wait_for(&descriptors, 0);
 	ASSERT_OK(munmap(memory.data, LEN));
 	close_world(&world);
 }
@@ -130,16 +130,16 @@ static void expect_kept(struct world *world)
 {
 	pass(world, 10000);
 	ASSERT_EQ(handouts_kept(), 1);
-	ASSERT_EQ(quota_used(&world->bytes), LEN);
-	ASSERT_EQ(quota_used(&world->descriptors), 1);
+	ASSERT_EQ(quota_used(&bytes), LEN);
+	ASSERT_EQ(quota_used(&descriptors), 1);
 }
 
 static void expect_gone(struct world *world)
 {
 	pass(world, 1100);
 	ASSERT_EQ(handouts_kept(), 0);
-	wait_for(&world->bytes, 0);
-	wait_for(&world->descriptors, 0);
+	wait_for(&bytes, 0);
+	wait_for(&descriptors, 0);
 	n_leases = 0;
 	pass(world, 10000);
 	ASSERT_EQ(n_leases, 0);
@@ -153,14 +153,14 @@ static void keep(int flags, bool maps)
 	struct world world;
 
 	open_world(&world);
-	memory = hand_out(&world, flags);
+	memory = hand_out(flags);
 	if (maps) {
 		mapped = mmap(NULL, 4096, PROT_READ, MAP_SHARED, memory.theirs, LEN / 2);
 		ASSERT_TRUE(mapped != MAP_FAILED);
 		(void)fd_close(memory.theirs);
 	}
 	ASSERT_OK(munmap(memory.data, LEN));
-	leave(&world, HANDOUT_MEMORY, memory.kept);
+	leave(HANDOUT_MEMORY, memory.kept);
 	expect_kept(&world);
 	/* Ten times in the first second, then once in each. */
 	ASSERT_TRUE(n_leases > 15 && n_leases < 25);
@@ -189,11 +189,11 @@ TEST(packets_that_are_not_read_stay_charged)
 		ASSERT_OK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends));
 		ASSERT_EQ(send(ends[0], "packet", 6, 0), 6);
 		ASSERT_OK(shutdown(ends[0], SHUT_RDWR));
-		ASSERT_OK(quota_charge(&world.descriptors, 1));
-		ASSERT_OK(quota_charge(&world.bytes, LEN));
+		ASSERT_OK(quota_charge(&descriptors, 1));
+		ASSERT_OK(quota_charge(&bytes, LEN));
 		if (i == 2)
 			(void)fd_close(ends[1]);
-		leave(&world, HANDOUT_PACKETS, ends[0]);
+		leave(HANDOUT_PACKETS, ends[0]);
 		if (i < 2)
 			expect_kept(&world);
 		if (i == 0) {
@@ -216,9 +216,9 @@ TEST(a_socket_whose_other_end_is_kept_stays_charged)
 
 	open_world(&world);
 	ASSERT_OK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends));
-	ASSERT_OK(quota_charge(&world.descriptors, 1));
-	ASSERT_OK(quota_charge(&world.bytes, LEN));
-	leave(&world, HANDOUT_SOCKET, ends[0]);
+	ASSERT_OK(quota_charge(&descriptors, 1));
+	ASSERT_OK(quota_charge(&bytes, LEN));
+	leave(HANDOUT_SOCKET, ends[0]);
 	expect_kept(&world);
 	(void)fd_close(ends[1]);
 	expect_gone(&world);
@@ -235,9 +235,9 @@ TEST(what_is_not_read_any_more_stays_charged)
 	ASSERT_OK(shutdown(ends[0], SHUT_RD));
 	ASSERT_EQ(send(ends[0], "packet", 6, 0), 6);
 	ASSERT_OK(shutdown(ends[1], SHUT_RD));
-	ASSERT_OK(quota_charge(&world.descriptors, 1));
-	ASSERT_OK(quota_charge(&world.bytes, LEN));
-	leave(&world, HANDOUT_SOCKET, ends[0]);
+	ASSERT_OK(quota_charge(&descriptors, 1));
+	ASSERT_OK(quota_charge(&bytes, LEN));
+	leave(HANDOUT_SOCKET, ends[0]);
 	expect_kept(&world);
 	(void)fd_close(ends[1]);
 	expect_gone(&world);
@@ -260,20 +260,20 @@ TEST(what_nobody_is_seen_to_have_has_no_pages)
 		int path;
 
 		open_world(&world);
-		memory = hand_out(&world, O_RDWR);
+		memory = hand_out(O_RDWR);
 		memset(memory.data, 1, LEN);
 		if (seals)
 			ASSERT_OK(fcntl(memory.theirs, F_ADD_SEALS, F_SEAL_FUTURE_WRITE));
 		path = handout_open(memory.theirs, O_PATH);
-		leave(&world, HANDOUT_MEMORY, memory.kept);
+		leave(HANDOUT_MEMORY, memory.kept);
 		pass(&world, 100);
 		ASSERT_EQ(handouts_kept(), 1);
 		ASSERT_EQ(pages_of(path), LEN / 512);
 		(void)fd_close(memory.theirs);
 		pass(&world, 1000);
 		ASSERT_EQ(handouts_kept(), 0);
-		wait_for(&world.bytes, 0);
-		wait_for(&world.descriptors, 0);
+		wait_for(&bytes, 0);
+		wait_for(&descriptors, 0);
 		ASSERT_EQ(pages_of(path), seals ? LEN / 512 : 0);
 		ASSERT_OK(munmap(memory.data, LEN));
 		(void)fd_close(path);
@@ -288,17 +288,17 @@ TEST(what_has_just_ended_is_looked_at_soon)
 	struct world world;
 
 	open_world(&world);
-	kept = hand_out(&world, O_RDONLY);
-	leave(&world, HANDOUT_MEMORY, kept.kept);
+	kept = hand_out(O_RDONLY);
+	leave(HANDOUT_MEMORY, kept.kept);
 	pass(&world, 5000);
-	brief = hand_out(&world, O_RDONLY);
-	leave(&world, HANDOUT_MEMORY, brief.kept);
+	brief = hand_out(O_RDONLY);
+	leave(HANDOUT_MEMORY, brief.kept);
 	ASSERT_EQ(handouts_kept(), 2);
 	(void)fd_close(brief.theirs);
 	pass(&world, 2);
 	ASSERT_EQ(handouts_kept(), 1);
-	wait_for(&world.bytes, LEN);
-	wait_for(&world.descriptors, 1);
+	wait_for(&bytes, LEN);
+	wait_for(&descriptors, 1);
 	(void)fd_close(kept.theirs);
 	ASSERT_OK(munmap(kept.data, LEN));
 	ASSERT_OK(munmap(brief.data, LEN));
@@ -312,8 +312,8 @@ TEST(what_ends_puts_no_look_off)
 	struct world world;
 
 	open_world(&world);
-	kept = hand_out(&world, O_RDONLY);
-	leave(&world, HANDOUT_MEMORY, kept.kept);
+	kept = hand_out(O_RDONLY);
+	leave(HANDOUT_MEMORY, kept.kept);
 	pass(&world, 5000);
 	(void)fd_close(kept.theirs);
 	for (unsigned i = 0; i < 2000; i++) {
@@ -326,8 +326,8 @@ TEST(what_ends_puts_no_look_off)
 		now_ns += NSEC_PER_MSEC / 2;
 		ASSERT_OK(loop_turn(world.loop, 0));
 	}
-	wait_for(&world.bytes, 0);
-	wait_for(&world.descriptors, 0);
+	wait_for(&bytes, 0);
+	wait_for(&descriptors, 0);
 	ASSERT_OK(munmap(kept.data, LEN));
 	close_world(&world);
 }
@@ -351,11 +351,11 @@ TEST(many_are_looked_at_in_steps)
 
 	open_world(&world);
 	for (unsigned i = 0; i < N; i++) {
-		struct memory memory = hand_out(&world, O_RDWR);
+		struct memory memory = hand_out(O_RDWR);
 
 		theirs[i] = memory.theirs;
 		ASSERT_OK(munmap(memory.data, LEN));
-		leave(&world, HANDOUT_MEMORY, memory.kept);
+		leave(HANDOUT_MEMORY, memory.kept);
 	}
 	ASSERT_EQ(n_leases, N);
 	ASSERT_EQ(handouts_kept(), N);
@@ -363,13 +363,13 @@ TEST(many_are_looked_at_in_steps)
 		(void)fd_close(theirs[i]);
 	pass(&world, 2);
 	ASSERT_EQ(handouts_kept(), N / 2);
-	wait_for(&world.bytes, (uint64_t)N / 2 * LEN);
+	wait_for(&bytes, (uint64_t)N / 2 * LEN);
 	for (unsigned i = 1; i < N; i += 2)
 		(void)fd_close(theirs[i]);
 	pass(&world, 4);
 	ASSERT_EQ(handouts_kept(), 0);
-	wait_for(&world.bytes, 0);
-	wait_for(&world.descriptors, 0);
+	wait_for(&bytes, 0);
+	wait_for(&descriptors, 0);
 	close_world(&world);
 }
 
@@ -381,20 +381,20 @@ TEST(what_is_left_twice_is_charged_once)
 	int again[2];
 
 	open_world(&world);
-	memory = hand_out(&world, O_RDONLY);
+	memory = hand_out(O_RDONLY);
 	for (unsigned i = 0; i < 2; i++)
 		again[i] = handout_open(memory.theirs, O_PATH);
-	leave(&world, HANDOUT_MEMORY, memory.kept);
+	leave(HANDOUT_MEMORY, memory.kept);
 	ASSERT_OK(munmap(memory.data, LEN));
 	for (unsigned i = 0; i < 2; i++) {
 		uint64_t amount = i ? 1 : 2 * (uint64_t)LEN;
 
-		ASSERT_OK(quota_charge(&world.descriptors, 1));
-		ASSERT_OK(quota_charge(&world.bytes, amount));
-		handout_leave(HANDOUT_MEMORY, again[i], &world.descriptors, &world.bytes, amount);
+		ASSERT_OK(quota_charge(&descriptors, 1));
+		ASSERT_OK(quota_charge(&bytes, amount));
+		handout_leave(HANDOUT_MEMORY, again[i], &descriptors, &bytes, amount);
 		ASSERT_EQ(handouts_kept(), 1);
-		ASSERT_EQ(quota_used(&world.descriptors), 1);
-		ASSERT_EQ(quota_used(&world.bytes), 2 * (uint64_t)LEN);
+		ASSERT_EQ(quota_used(&descriptors), 1);
+		ASSERT_EQ(quota_used(&bytes), 2 * (uint64_t)LEN);
 	}
 	(void)fd_close(memory.theirs);
 	expect_gone(&world);
@@ -406,8 +406,8 @@ TEST(whoever_goes_first_is_charged_with_nothing)
 	struct world world;
 
 	open_world(&world);
-	memory = hand_out(&world, O_RDWR);
-	leave(&world, HANDOUT_MEMORY, memory.kept);
+	memory = hand_out(O_RDWR);
+	leave(HANDOUT_MEMORY, memory.kept);
 	ASSERT_EQ(handouts_kept(), 1);
 	close_world(&world);
 	ASSERT_EQ(handouts_kept(), 0);
@@ -422,15 +422,15 @@ TEST(where_nobody_can_tell_nobody_is_charged)
 	struct world world;
 
 	open_world(&world);
-	memory = hand_out(&world, O_RDWR);
+	memory = hand_out(O_RDWR);
 	lease_error = ENOMEM;
-	leave(&world, HANDOUT_MEMORY, memory.kept);
+	leave(HANDOUT_MEMORY, memory.kept);
 	ASSERT_EQ(handouts_kept(), 1);
 	lease_error = EINVAL;
 	memset(memory.data, 1, LEN);
 	pass(&world, 2);
 	ASSERT_EQ(handouts_kept(), 0);
-	ASSERT_EQ(quota_used(&world.bytes), 0);
+	ASSERT_EQ(quota_used(&bytes), 0);
 	ASSERT_EQ(pages_of(memory.theirs), LEN / 512);
 	lease_error = 0;
 	(void)fd_close(memory.theirs);

@@ -1247,6 +1247,11 @@ static bool is_hole(const struct trainer *trainer)
 
 static void expect_sealed(const struct trainer *trainer)
 {
+	struct stat st;
+
+	/* Nobody else opens it. */
+	ASSERT_OK(fstat(trainer->memory, &st));
+	ASSERT_EQ(st.st_mode & 0777, 0600);
 	ASSERT_EQ(fcntl(trainer->memory, F_GET_SEALS),
 		  F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
 	ASSERT_EQ(punch(trainer), -EPERM);
