@@ -33,6 +33,7 @@ struct handout {
 	uint64_t amount;
 	dev_t device; /* HANDOUT_MEMORY */
 	ino_t inode;
+	bool is_gone; /* the same: nobody else has it open or mapped */
 };
 
 static bool on_looks(struct chore *chore);
@@ -75,12 +76,13 @@ static void release(const struct handout *handout)
 }
 
 /* Opened for that alone: the lease is refused while another one is open to read, be it ours. */
-static bool is_memory_kept(int path_fd)
+static bool is_memory_kept(struct handout *handout)
 {
-	_cleanup_(fd_closep) int fd = handout_open(path_fd, O_RDONLY);
+	_cleanup_(fd_closep) int fd = handout_open(handout->fd, O_RDONLY);
 
 	/* The lease goes with the descriptor. */
-	if (fd >= 0 && !fcntl(fd, F_SETLEASE, F_WRLCK))
+	handout->is_gone = fd >= 0 && !fcntl(fd, F_SETLEASE, F_WRLCK);
+	if (handout->is_gone)
 		return false;
 	if (fd < 0 || errno == EAGAIN || errno == ENOMEM)
 		return true;
@@ -98,13 +100,13 @@ static bool has_unread(int socket)
 	return !ioctl(socket, SIOCOUTQ, &n_unread) && n_unread;
 }
 
-static bool is_kept(const struct handout *handout)
+static bool is_kept(struct handout *handout)
 {
 	struct pollfd pollfd = { .fd = handout->fd };
 
 	switch (handout->kind) {
 	case HANDOUT_MEMORY:
-		return is_memory_kept(handout->fd);
+		return is_memory_kept(handout);
 	case HANDOUT_PACKETS:
 		return has_unread(handout->fd);
 	case HANDOUT_SOCKET:
@@ -141,9 +143,7 @@ static bool give_back(const struct handout *handout)
 
 static void let_go(const struct handout *handout)
 {
-	bool is_known = handouts.loop && !handouts.said;
-
-	if (handout->kind != HANDOUT_MEMORY || !is_known || !give_back(handout))
+	if (!handout->is_gone || !give_back(handout))
 		release(handout);
 }
 

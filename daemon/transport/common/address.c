@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/loop/thread.h"
 #include <arpa/inet.h>
+#include <linux/socket.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -93,9 +94,6 @@ void address_format(const struct address *address, char *text, size_t size)
 	}
 }
 
-/* With what the kernel needs for it: many times a hello. */
-#define UNPROVED_INPUT (32u << 10)
-
 static void set_option(int fd, int level, int option, unsigned value)
 {
 	int v = (int)MIN(value, (unsigned)INT_MAX);
@@ -134,24 +132,14 @@ void address_tune_socket(int fd, uint64_t peer_timeout_ns)
 	set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
 }
 
-int address_limit(int fd)
+/* As it is now: less than has been offered already would have the kernel drop what comes right behind the proof. */
+void address_limit(int fd)
 {
-	socklen_t len = sizeof(int);
-	int locks = 0, before = 0;
-
-	if (getsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locks, &len) ||
-	    getsockopt(fd, SOL_SOCKET, SO_RCVBUF, &before, &len))
-		return 0;
-	set_option(fd, SOL_SOCKET, SO_RCVBUF, UNPROVED_INPUT / 2);
-	return before;
+	set_option(fd, SOL_SOCKET, SO_BUF_LOCK, SOCK_RCVBUF_LOCK);
 }
 
-void address_lift(int fd, int limited)
+void address_lift(int fd)
 {
-	if (!limited)
-		return;
-	/* The kernel doubles what it is told, and tells what it has. From here on it is the kernel's to change again. */
-	set_option(fd, SOL_SOCKET, SO_RCVBUF, (unsigned)limited / 2);
 	set_option(fd, SOL_SOCKET, SO_BUF_LOCK, 0);
 }
 

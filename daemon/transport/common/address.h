@@ -49,11 +49,11 @@ bool address_is_inside(int fd);
 /* What every data connection has. Ignores what the socket's family does not know. */
 void address_tune_socket(int fd, uint64_t peer_timeout_ns);
 /*
- * The kernel holds little of what comes in by a connection until address_lift(): whoever is there has not proved yet that it may have
- * more. Returns what to lift it with. Where that cannot be lifted, before Linux 5.18, all is left as it is.
+ * What the kernel holds of what comes in by a connection does not grow until address_lift(): whoever is there has not proved yet
+ * that it may have more. Before Linux 5.18 it does.
  */
-int address_limit(int fd);
-void address_lift(int fd, int limited);
+void address_limit(int fd);
+void address_lift(int fd);
 /* So many bytes, and one piece more, the kernel takes ahead of what it can send. */
 void address_set_ahead(int fd, unsigned bytes);
 /*

@@ -203,7 +203,7 @@ int accept_adopt(struct transport *transport, int fd)
 	source_text(&address.storage, h->from);
 	make_place(transport, h->from);
 	address_tune_socket(fd, transport->settings.peer_timeout_ns);
-	h->limited = address_limit(fd);
+	address_limit(fd);
 	r = handshake_start(h, fd, clock_now_ns() + transport->settings.handshake_timeout_ns);
 	if (r) {
 		free(h);

@@ -309,7 +309,7 @@ static bool check_hello_head(struct handshake *h)
 
 static void proved(struct handshake *h)
 {
-	address_lift(h->source.fd, h->limited);
+	address_lift(h->source.fd);
 	if (h->features & DATA_FEATURE_PROBE)
 		begin_probe(h, HANDSHAKE_READING_PROBE);
 	else

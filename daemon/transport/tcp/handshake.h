@@ -23,7 +23,6 @@ struct handshake {
 	/* Set by the owner before handshake_start(). */
 	struct transport *transport;
 	bool is_accepting;
-	int limited;	   /* address_limit() of the socket; lifted by its proof */
 	unsigned lane;	   /* hello.lane, when connecting */
 	uint64_t sender;   /* hello.sender */
 	bool offers_probe; /* when connecting */
