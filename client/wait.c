@@ -46,7 +46,7 @@ static void event_write(int fd)
 
 static void event_drain(int fd)
 {
-	/* What the daemon gave may be a pipe, in which wake-ups queue. */
+	/* What the daemon gave may be a pipe or a socket, in which wake-ups queue; of a socket, each read takes one. */
 	char values[64 * sizeof(uint64_t)];
 
 	(void)!read(fd, values, sizeof(values));

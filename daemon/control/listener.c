@@ -26,7 +26,7 @@
 #define BACKLOG		128
 #define ACCEPT_RETRY_NS (100 * NSEC_PER_MSEC)
 /*
- * Of what came with connections that were refused, as little waits to be closed before no more are accepted: it is charged to nobody.
+ * No connection is accepted while so many descriptors wait to be closed that came with refused connections: these are charged to nobody.
  */
 #define PORTER_BACKLOG	 64
 #define BACKLOG_RETRY_NS NSEC_PER_MSEC

@@ -12,12 +12,10 @@
 #include "proto/pack.h"
 #include "tensor/tensor.h"
 #include <fcntl.h>
-#include <linux/sockios.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 
 /* A trainer that was killed hangs up a moment before it is dead; so long we wait to say which of the two it was. */
 #define DEATH_WAIT_NS (50 * NSEC_PER_MSEC)
@@ -483,9 +481,7 @@ void session_leave(struct session *session, enum handout_kind kind, int fd, uint
 /* The trainer may have its end for as long as it likes, and not read there what was sent. */
 static void leave_unread(struct session *session)
 {
-	int n_unread = 0;
-
-	if (ioctl(session->socket.fd, SIOCOUTQ, &n_unread) || !n_unread)
+	if (!handout_is_unread(session->socket.fd))
 		return;
 	(void)shutdown(session->socket.fd, SHUT_RDWR);
 	session_leave(session, HANDOUT_PACKETS, fcntl(session->socket.fd, F_DUPFD_CLOEXEC, 0),

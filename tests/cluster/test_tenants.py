@@ -616,7 +616,7 @@ def test_a_ring_is_made_by_its_trainer():
                 before = group.used()
             session = taken(cluster.daemons[0].socket)
             assert fill(session, False) is None
-            stack.callback(os.close, os.open(f'/proc/self/fd/{session.memfd}', os.O_PATH))  # nobody can tell that he has it
+            stack.callback(os.close, os.open(f'/proc/self/fd/{session.memfd}', os.O_PATH))  # a lease does not see this
             session.close()
         more = group.used() - before
         print(f'  {more >> 10} KiB')

@@ -186,7 +186,7 @@ class Session:
         ctypes.c_uint64.from_buffer(self.memory, 64).value = tail
 
     def arm(self):
-        """Wants to be woken by the pipe for whatever completes."""
+        """Wants to be woken by its descriptor for whatever completes."""
         struct.pack_into('<I', self.memory, 192, 1)
 
     def is_armed(self):

@@ -52,7 +52,7 @@ int porter_take(struct porter_errand *errand, enum porter_want want, int socket)
 int porter_seal(struct porter_errand *errand, int fd);
 /* Closes a descriptor in which others' descriptors may lie; takes it over. errand: or NULL: nobody asks. */
 void porter_close(struct porter_errand *errand, int fd);
-/* What is to be closed, nobody asks for, and the porter has not come to. */
+/* Descriptors that porter_close() was given without an errand, and that the porter has not come to yet. */
 size_t porter_backlog(void);
 /* Neither is called any more. */
 void porter_forget(struct porter_errand *errand);

@@ -31,9 +31,10 @@ struct handout {
 	int fd;
 	struct quota *descriptors, *quota;
 	uint64_t amount;
-	dev_t device; /* HANDOUT_MEMORY */
+	/* HANDOUT_MEMORY */
+	dev_t device;
 	ino_t inode;
-	bool is_gone; /* the same: nobody else has it open or mapped */
+	bool is_gone; /* nobody else has it open or mapped: a lease was given */
 };
 
 static bool on_looks(struct chore *chore);
@@ -48,7 +49,7 @@ static struct {
 	uint64_t wait_ns;	    /* until the next, at least */
 	struct loop_timer next;
 	struct chore looks;
-	bool said; /* that leases are off */
+	bool said; /* that it cannot be told who has memory */
 } handouts = {
 	.over = LIST_INIT(handouts.over),
 	.memory = LIST_INIT(handouts.memory),
@@ -93,7 +94,7 @@ static bool is_memory_kept(struct handout *handout)
 	return false;
 }
 
-static bool has_unread(int socket)
+bool handout_is_unread(int socket)
 {
 	int n_unread = 0;
 
@@ -108,11 +109,11 @@ static bool is_kept(struct handout *handout)
 	case HANDOUT_MEMORY:
 		return is_memory_kept(handout);
 	case HANDOUT_PACKETS:
-		return has_unread(handout->fd);
+		return handout_is_unread(handout->fd);
 	case HANDOUT_SOCKET:
 		/* Who reads nothing any more has what is there. */
 		return (poll(&pollfd, 1, 0) >= 0 && !(pollfd.revents & POLLHUP)) ||
-		       has_unread(handout->fd);
+		       handout_is_unread(handout->fd);
 	}
 	return false;
 }

@@ -38,6 +38,8 @@ size_t handouts_kept(void);
  * does not count that when it is asked who has it open.
  */
 int handout_open(int fd, int flags);
+/* Whether something that was sent by a socket of this machine waits to be read at its other end. */
+bool handout_is_unread(int socket);
 /*
  * Nothing here uses it any more. Takes over the descriptor, for which descriptors is charged, and what quota is charged for what
  * others have by it: both are released soon after they have not. The quotas, or NULL, outlive handouts_done().

@@ -127,22 +127,24 @@ void unmap(void *data, size_t len)
 		(void)munmap(data, len);
 }
 
+static void unmap_charged(const void *owner, struct mapping mapping,
+			  const struct unmap_charge charges[UNMAP_CHARGES])
+{
+	memcpy(mapping.charges, charges, sizeof(mapping.charges));
+	unmap_elsewhere(owner, &mapping);
+}
+
 void unmap_shared(const void *owner, void *data, size_t len,
 		  const struct unmap_charge charges[UNMAP_CHARGES])
 {
-	struct mapping mapping = { .data = data, .len = len };
-
-	memcpy(mapping.charges, charges, sizeof(mapping.charges));
-	unmap_elsewhere(owner, &mapping);
+	unmap_charged(owner, (struct mapping){ .data = data, .len = len }, charges);
 }
 
 void unmap_remove(const void *owner, void *data, size_t len,
 		  const struct unmap_charge charges[UNMAP_CHARGES])
 {
-	struct mapping mapping = { .data = data, .len = len, .removes = true };
-
-	memcpy(mapping.charges, charges, sizeof(mapping.charges));
-	unmap_elsewhere(owner, &mapping);
+	unmap_charged(owner, (struct mapping){ .data = data, .len = len, .removes = true },
+		      charges);
 }
 
 void unmap_release_all(void)

@@ -108,6 +108,18 @@ static void leave(enum handout_kind kind, int fd)
 	handout_leave(kind, fd, &descriptors, &bytes, LEN);
 }
 
+/* A world in which memory was left, and others have it. */
+static struct memory open_world_with_memory(struct world *world, int flags)
+{
+	struct memory memory;
+
+	open_world(world);
+	memory = hand_out(flags);
+	leave(HANDOUT_MEMORY, memory.kept);
+	ASSERT_EQ(handouts_kept(), 1);
+	return memory;
+}
+
 TEST(what_nobody_has_is_charged_to_nobody)
 {
 	struct memory memory;
@@ -287,9 +299,7 @@ TEST(what_has_just_ended_is_looked_at_soon)
 	struct memory kept, brief;
 	struct world world;
 
-	open_world(&world);
-	kept = hand_out(O_RDONLY);
-	leave(HANDOUT_MEMORY, kept.kept);
+	kept = open_world_with_memory(&world, O_RDONLY);
 	pass(&world, 5000);
 	brief = hand_out(O_RDONLY);
 	leave(HANDOUT_MEMORY, brief.kept);
@@ -311,9 +321,7 @@ TEST(what_ends_puts_no_look_off)
 	struct memory kept;
 	struct world world;
 
-	open_world(&world);
-	kept = hand_out(O_RDONLY);
-	leave(HANDOUT_MEMORY, kept.kept);
+	kept = open_world_with_memory(&world, O_RDONLY);
 	pass(&world, 5000);
 	(void)fd_close(kept.theirs);
 	for (unsigned i = 0; i < 2000; i++) {
@@ -405,10 +413,7 @@ TEST(whoever_goes_first_is_charged_with_nothing)
 	struct memory memory;
 	struct world world;
 
-	open_world(&world);
-	memory = hand_out(O_RDWR);
-	leave(HANDOUT_MEMORY, memory.kept);
-	ASSERT_EQ(handouts_kept(), 1);
+	memory = open_world_with_memory(&world, O_RDWR);
 	close_world(&world);
 	ASSERT_EQ(handouts_kept(), 0);
 	(void)fd_close(memory.theirs);
