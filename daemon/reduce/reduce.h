@@ -101,15 +101,38 @@ struct reduce_entry {
 	const void *values;
 };
 
-/* To sort a row, or to find its place, takes as long as so many bytes that are summed: for who shares the time out. */
-#define ROWS_ROW_COST 256u
+/* To look at an entry or a row once takes as long as so many bytes that are summed: for who shares the time out. */
+#define ROWS_LOOK_COST 256u
+/* What a task does before others have their turn. */
+#define ROWS_LOOKS ((size_t)64 << 10)
+/* As many take as long as to make a piece of a list. */
+#define ROWS_PIECE_LOOKS 64
 
+/* n were looked at, and so many bytes summed or copied, of what was to be done. */
+static inline void reduce_looked(size_t *looks, size_t n, uint64_t bytes)
+{
+	*looks -= MIN((uint64_t)*looks, n + bytes / ROWS_LOOK_COST);
+}
+
+/* A sort by row, as far as it has come: those of one row keep their order. The sort's, but for entries. */
+#define REDUCE_DIGIT_BITS 11
+struct reduce_sort {
+	struct reduce_entry *entries, *scratch; /* each pass goes from one to the other */
+	size_t n, at;
+	uint64_t n_rows;
+	unsigned shift;
+	bool is_counted;
+	size_t starts[1u << REDUCE_DIGIT_BITS];
+};
+
+/* Rows are in [0, n_rows); scratch has room for n entries, too. Both stay until the sort is over. */
+void reduce_sort_start(struct reduce_sort *sort, struct reduce_entry *entries,
+		       struct reduce_entry *scratch, size_t n, uint64_t n_rows);
 /*
- * Sorts entries by row; those of one row keep their order. Rows are in [0, n_rows); scratch has room for n entries, too,
- * and holds nothing of use afterwards.
+ * Looks at *looks entries at most, and takes those off that it has looked at. Returns whether all are sorted: sort->entries
+ * has them then, whichever it was of the two, and the scratch nothing of use.
  */
-void reduce_sort_rows(struct reduce_entry *entries, struct reduce_entry *scratch, size_t n,
-		      uint64_t n_rows);
+bool reduce_sort_step(struct reduce_sort *sort, size_t *looks);
 
 /* A list of rows with their values, ascending, each row once; it may be in pieces. */
 struct reduce_piece {
@@ -123,15 +146,23 @@ struct reduce_list {
 	size_t n_pieces;
 };
 
-/* Whether the rows of a list from outside ascend strictly and are in [0, n_rows). */
-bool reduce_list_valid(const struct reduce_list *list, uint64_t n_rows);
-
-/* Where a merge is in one list. The merge's. */
+/* A place in a list. */
 struct reduce_cursor {
 	const struct reduce_list *list;
 	size_t piece, at;
 	int64_t row;
 };
+
+/* Before the first row of a list. */
+static inline struct reduce_cursor reduce_list_begin(const struct reduce_list *list)
+{
+	return (struct reduce_cursor){ .list = list, .row = -1 };
+}
+/*
+ * On to the next row of a list from outside, cursor->row. Returns 1; 0 at the end; or -EINVAL, where it is not larger than the
+ * one before, or not in [0, n_rows): such a list is none.
+ */
+int reduce_list_next(struct reduce_cursor *cursor, uint64_t n_rows);
 
 /* Goes through n valid lists at once, row by row. */
 struct reduce_merge {

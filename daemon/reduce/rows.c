@@ -1,56 +1,73 @@
 /*
- * Rows by number: a stable radix sort, the check of a sorted list, and the merge of several.
- * rows_work.c of the agent and rows.c of the server call, in the pool.
+ * Rows by number: a stable radix sort, the check of a sorted list, and the merge of several; each goes on
+ * from where it was. rows_work.c of the agent and rows.c of the server call, in the pool.
  */
 #include "reduce/reduce.h"
 
-#define DIGIT_BITS 11
-#define DIGITS	   (1u << DIGIT_BITS)
-
-/* By the digits of the row, the least first: each pass keeps the order of what is equal in it. */
-void reduce_sort_rows(struct reduce_entry *entries, struct reduce_entry *scratch, size_t n,
-		      uint64_t n_rows)
+void reduce_sort_start(struct reduce_sort *sort, struct reduce_entry *entries,
+		       struct reduce_entry *scratch, size_t n, uint64_t n_rows)
 {
-	struct reduce_entry *from = entries, *to = scratch, *swap;
-
-	for (unsigned shift = 0; shift < 63 && (n_rows - 1) >> shift; shift += DIGIT_BITS) {
-		size_t starts[DIGITS] = { 0 }, at = 0, count;
-
-		for (size_t i = 0; i < n; i++)
-			starts[(uint64_t)from[i].row >> shift & (DIGITS - 1)]++;
-		for (size_t digit = 0; digit < DIGITS; digit++) {
-			count = starts[digit];
-			starts[digit] = at;
-			at += count;
-		}
-		for (size_t i = 0; i < n; i++)
-			to[starts[(uint64_t)from[i].row >> shift & (DIGITS - 1)]++] = from[i];
-		swap = from;
-		from = to;
-		to = swap;
-	}
-	if (from != entries)
-		memcpy(entries, from, n * sizeof(*entries));
+	*sort = (struct reduce_sort){
+		.entries = entries, .scratch = scratch, .n = n, .n_rows = n_rows
+	};
 }
 
-bool reduce_list_valid(const struct reduce_list *list, uint64_t n_rows)
+#define DIGITS (1u << REDUCE_DIGIT_BITS)
+
+/* How many have each digit, and then where those with it begin. */
+static void count(struct reduce_sort *sort, size_t end)
 {
-	int64_t last = -1;
+	const struct reduce_entry *entries = sort->entries;
+	unsigned shift = sort->shift;
+	size_t start = 0, n_here;
 
-	for (size_t i = 0; i < list->n_pieces; i++) {
-		const struct reduce_piece *piece = &list->pieces[i];
-
-		for (size_t k = 0; k < piece->n; k++) {
-			if (piece->rows[k] <= last)
-				return false;
-			last = piece->rows[k];
-		}
+	for (size_t i = sort->at; i < end; i++)
+		sort->starts[(uint64_t)entries[i].row >> shift & (DIGITS - 1)]++;
+	if (end < sort->n)
+		return;
+	for (size_t digit = 0; digit < DIGITS; digit++) {
+		n_here = sort->starts[digit];
+		sort->starts[digit] = start;
+		start += n_here;
 	}
-	return last < 0 || (uint64_t)last < n_rows;
+}
+
+static void move(struct reduce_sort *sort, size_t end)
+{
+	struct reduce_entry *from = sort->entries, *to = sort->scratch;
+	unsigned shift = sort->shift;
+
+	for (size_t i = sort->at; i < end; i++)
+		to[sort->starts[(uint64_t)from[i].row >> shift & (DIGITS - 1)]++] = from[i];
+	if (end < sort->n)
+		return;
+	sort->scratch = from;
+	sort->entries = to;
+	sort->shift += REDUCE_DIGIT_BITS;
+	memset(sort->starts, 0, sizeof(sort->starts));
+}
+
+/* By the digits of the row, the least first: each pass keeps the order of what is equal in it. */
+bool reduce_sort_step(struct reduce_sort *sort, size_t *looks)
+{
+	while (sort->n && sort->shift < 63 && (sort->n_rows - 1) >> sort->shift) {
+		size_t end = sort->at + MIN(*looks, sort->n - sort->at);
+
+		if (!*looks)
+			return false;
+		if (sort->is_counted)
+			move(sort, end);
+		else
+			count(sort, end);
+		*looks -= end - sort->at;
+		sort->is_counted ^= end == sort->n;
+		sort->at = end < sort->n ? end : 0;
+	}
+	return true;
 }
 
 /* Finds the next row of its list. Returns false at the end. */
-static bool cursor_find(struct reduce_cursor *cursor)
+static bool find(struct reduce_cursor *cursor)
 {
 	const struct reduce_list *list = cursor->list;
 
@@ -62,6 +79,16 @@ static bool cursor_find(struct reduce_cursor *cursor)
 		return false;
 	cursor->row = list->pieces[cursor->piece].rows[cursor->at];
 	return true;
+}
+
+int reduce_list_next(struct reduce_cursor *cursor, uint64_t n_rows)
+{
+	int64_t before = cursor->row;
+
+	if (!find(cursor))
+		return 0;
+	cursor->at++;
+	return cursor->row > before && (uint64_t)cursor->row < n_rows ? 1 : -EINVAL;
 }
 
 static bool is_before(const struct reduce_cursor *a, const struct reduce_cursor *b)
@@ -92,8 +119,8 @@ void reduce_merge_start(struct reduce_merge *merge, const struct reduce_list *li
 {
 	*merge = (struct reduce_merge){ .row_len = row_len, .heap = heap, .lists = lists };
 	for (size_t i = 0; i < n_lists; i++) {
-		heap[merge->n] = (struct reduce_cursor){ .list = &lists[i] };
-		merge->n += cursor_find(&heap[merge->n]);
+		heap[merge->n] = reduce_list_begin(&lists[i]);
+		merge->n += find(&heap[merge->n]);
 	}
 	for (size_t i = merge->n / 2; i > 0; i--)
 		sift(merge, i - 1);
@@ -110,7 +137,7 @@ size_t reduce_merge_next(struct reduce_merge *merge, int64_t *ret_row, const voi
 
 		inputs[n_inputs++] = piece->values + top->at * merge->row_len;
 		top->at++;
-		if (!cursor_find(top))
+		if (!find(top))
 			*top = merge->heap[--merge->n];
 		if (merge->n)
 			sift(merge, 0);

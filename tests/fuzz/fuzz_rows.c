@@ -11,13 +11,16 @@ static void merge(const struct data_piece *piece, const uint8_t *payload, size_t
 {
 	const struct reduce_piece one = { piece->rows, piece->values, piece->n };
 	const struct reduce_list lists[] = { { &one, 1 }, { &one, 1 } };
-	struct reduce_cursor heap[2];
+	struct reduce_cursor heap[2], cursor = reduce_list_begin(&lists[0]);
 	struct reduce_merge merge;
 	const void *inputs[2];
 	int64_t row, last = -1;
 	size_t n = 0;
+	int r;
 
-	if (!reduce_list_valid(&lists[0], piece->list.rows))
+	while ((r = reduce_list_next(&cursor, piece->list.rows)) > 0)
+		;
+	if (r)
 		return;
 	reduce_merge_start(&merge, lists, 2, piece->row_len, heap);
 	for (; reduce_merge_next(&merge, &row, inputs); n++) {

@@ -1,6 +1,6 @@
 /*
- * base/pool without threads: a task runs some time after it was posted, whole and at one event, on a
- * worker that the seed chooses; tasks run in any order. Some time later done() comes to the home
+ * base/pool without threads: a task runs some time after it was posted, at one event, on a worker that the seed
+ * chooses, and again if it has more to do; tasks run in any order. Some time later done() comes to the home
  * loop. Without workers a task runs inside pool_post().
  */
 #include "sim.h"
@@ -57,6 +57,11 @@ static void on_done(struct input *input)
 	struct job *job = container_of(input, struct job, input);
 	struct task *task = job->task;
 
+	if (task->again) {
+		task->again = false;
+		event_set(&job->event, world->now_ns + 1 + rng_below(&world->work, RUN_NS));
+		return;
+	}
 	list_remove(&job->link);
 	job->pool->n_pending--;
 	free(job);
@@ -99,8 +104,9 @@ int pool_post(struct pool *pool, struct task *task)
 	task->pool = pool;
 	pool->n_pending++;
 	task->worker = 0;
+	task->again = false;
 	if (!pool->n_threads) {
-		task->run(task);
+		task_run(task);
 		loop_input(pool->home, &job->input);
 		return 0;
 	}

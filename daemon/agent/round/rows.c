@@ -152,6 +152,7 @@ struct agent_rows *agent_rows_free(struct agent_rows *rows)
 		server_spend(rows, &rows->servers[i], charged, &left);
 	}
 	rows->servers = held_free(rows->servers);
+	rows->work = agent_rows_work_free(rows->work);
 	(void)agent_stripes_unref(rows->stripes);
 	quota_release(rows->quota, rows->charged);
 	return held_free(rows);
@@ -225,12 +226,18 @@ static void begin_task(struct agent_rows *rows, void (*run)(struct task *task), 
 	rows->task.done = on_done;
 	rows->task.priority = rows->round->turn.priority;
 	rows->task.flow = job_of(rows)->number;
-	rows->task.cost = bytes + n_rows * ROWS_ROW_COST;
+	rows->task.cost = MIN(bytes / ROWS_LOOK_COST + n_rows, ROWS_LOOKS) * ROWS_LOOK_COST;
 	rows->working = true;
-	if ((bytes > agent->params.inline_bytes || rows->round->turn.stalls) &&
-	    !pool_post(agent->params.pool, &rows->task))
-		return;
-	run(&rows->task);
+	if (bytes > agent->params.inline_bytes || rows->round->turn.stalls) {
+		/* The task may have run before it returns. */
+		int r = pool_post(agent->params.pool, &rows->task);
+
+		if (!r)
+			return;
+		rows->status = r;
+	} else {
+		task_run(&rows->task);
+	}
 	on_done(&rows->task);
 }
 

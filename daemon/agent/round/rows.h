@@ -46,7 +46,8 @@ struct agent_rows {
 	struct agent_round *round;
 	enum agent_rows_step step;
 	struct task task;
-	bool working; /* on it */
+	bool working;		      /* on it */
+	struct agent_rows_work *work; /* the task's, between its runs */
 	uint64_t n_rows, per_group, first_stripe;
 	uint32_t width, push_step;
 	size_t row_len;
@@ -116,9 +117,11 @@ const struct failure *agent_rows_verdict(const struct agent_round *round,
 bool agent_rows_outcome(const struct agent_tensor *tensor, struct agent_request *request,
 			uint64_t n_rows, struct failure *ret_failure);
 
-/* rows_work.c, in the pool: sets rows->status, and words. */
+/* rows_work.c, in the pool: runs until all is done, and sets rows->status, and words. */
 void agent_rows_sort(struct task *task);
 void agent_rows_merge(struct task *task);
+/* What is left when the pool has gone before the last run. Returns NULL; takes NULL. */
+struct agent_rows_work *agent_rows_work_free(struct agent_rows_work *work);
 /* Rows that the local ranks gave, repeats counted. Control thread, too. */
 uint64_t agent_rows_n_given(const struct agent_rows *rows);
 

@@ -1,10 +1,55 @@
 /*
  * The work of push_pull_rows, in the pool: what the local ranks gave is sorted, summed and cut into pieces for servers; what servers
- * gave is merged into the outputs. rows.c says when. The control thread changes nothing that is read here meanwhile.
+ * gave is merged into the outputs. rows.c says when. The control thread changes nothing that is read here meanwhile. There may be
+ * a hundred million rows: so each run of the task goes on from where the last was, and does as much as others can wait for.
  */
 #include "agent/round/rows.h"
+#include "base/memory/unmap.h"
+#include "base/pages.h"
 #include <inttypes.h>
 #include <stdio.h>
+
+/* No page is smaller. For the kernel to make one takes as long as to look at so many rows. */
+#define TOUCH_LEN   4096
+#define TOUCH_LOOKS 128
+
+/* Goes through sorted entries row by row. inputs: room for all. */
+struct walk {
+	const struct reduce_entry *entries;
+	size_t n, at;
+	int64_t row;
+	const void **inputs;
+	size_t n_inputs;
+};
+
+/* Local ranks with room for the result: room for one pointer each, to numbers and to values. */
+struct takers {
+	int64_t **numbers;
+	void **values;
+	size_t n;
+};
+
+struct step {
+	/* Looks at *looks entries or rows at most, or does what takes as long. Returns whether it is over, and not when it sets rows->status. */
+	bool (*run)(struct agent_rows *rows, size_t *looks);
+};
+
+struct agent_rows_work {
+	const struct step *step;
+	uint32_t number; /* of a rank or a server, */
+	uint64_t at;	 /* and of its rows: how far the step has come */
+	/* Of a sort. */
+	void *memory; /* the entries and their scratch */
+	size_t memory_len;
+	size_t n_read;
+	struct reduce_sort sort;
+	struct walk walk;
+	/* Of a merge. */
+	struct reduce_list *lists;
+	struct reduce_cursor *heap, cursor;
+	struct reduce_merge merge;
+	struct takers takers;
+};
 
 static struct agent_job *job_of(const struct agent_rows *rows)
 {
@@ -43,67 +88,210 @@ uint64_t agent_rows_n_given(const struct agent_rows *rows)
 	return n;
 }
 
-/* -- Sorting, ----------------------------------------------------------------------------------------- */
+/* -- In slices ---------------------------------------------------------------------------------------- */
 
-/* The rows of all local ranks, in the order of ranks. A trainer may write its numbers meanwhile: each is read once. */
-static int read_entries(struct agent_rows *rows, struct reduce_entry *entries)
+struct agent_rows_work *agent_rows_work_free(struct agent_rows_work *work)
 {
-	const struct layout *layout = &job_of(rows)->layout;
-	size_t n = 0;
+	if (!work)
+		return NULL;
+	if (work->memory_len < HUGE_PAGE)
+		free(work->memory);
+	else
+		unmap(work->memory, work->memory_len);
+	free(work->lists);
+	free(work->heap);
+	free(work->takers.numbers);
+	free(work->takers.values);
+	free(work);
+	return NULL;
+}
 
-	for (uint32_t i = 0; i < layout->n_local; i++) {
-		const struct agent_request *request = request_of(rows, i);
-		const volatile int64_t *numbers = request ? request->input_rows : NULL;
-		const char *values = request ? request->input : NULL;
-		uint64_t n_in = rows_in(rows, i);
+/* make: what the steps need, in zeroed work. */
+static void run(struct task *task, const struct step *steps, int (*make)(struct agent_rows *rows))
+{
+	struct agent_rows *rows = container_of(task, struct agent_rows, task);
+	size_t looks = ROWS_LOOKS;
 
-		for (uint64_t k = 0; k < n_in; k++, n++) {
-			entries[n] =
-				(struct reduce_entry){ numbers[k], values + k * rows->row_len };
-			if (entries[n].row >= 0 && (uint64_t)entries[n].row < rows->n_rows)
-				continue;
-			(void)snprintf(rows->text, sizeof(rows->text),
-				       "rank %u: row %" PRId64 " of a table of %" PRIu64,
-				       layout->rank_of_local[i], entries[n].row, rows->n_rows);
-			return -EINVAL;
-		}
+	if (!rows->work) {
+		rows->work = calloc(1, sizeof(*rows->work));
+		rows->status = rows->work ? make(rows) : -ENOMEM;
+		if (!rows->status)
+			rows->work->step = steps;
+	}
+	while (!rows->status && rows->work->step->run && looks) {
+		if (!rows->work->step->run(rows, &looks))
+			continue;
+		rows->work->step++;
+		rows->work->number = 0;
+		rows->work->at = 0;
+	}
+	task->again = !rows->status && rows->work->step->run;
+	task->cost = ROWS_LOOKS * ROWS_LOOK_COST;
+	if (!task->again)
+		rows->work = agent_rows_work_free(rows->work);
+}
+
+static int takers_find(const struct agent_rows *rows, struct takers *takers)
+{
+	uint32_t n_local = job_of(rows)->layout.n_local;
+
+	takers->numbers = calloc(n_local, sizeof(*takers->numbers));
+	takers->values = calloc(n_local, sizeof(*takers->values));
+	if (!takers->numbers || !takers->values)
+		return -ENOMEM;
+	for (uint32_t i = 0; rows->n_result && i < n_local; i++) {
+		if (capacity_of(rows, i) < rows->n_result)
+			continue;
+		takers->numbers[takers->n] = request_of(rows, i)->output_rows;
+		takers->values[takers->n++] = request_of(rows, i)->output;
 	}
 	return 0;
 }
 
-/* Goes through sorted entries row by row. inputs: room for all. */
-struct walk {
-	const struct reduce_entry *entries;
-	size_t n, at;
-	int64_t row;
-	const void **inputs;
-	size_t n_inputs;
-};
+/* On to the next row, whose number is this one. */
+static void takers_move(struct takers *takers, int64_t row, size_t row_len)
+{
+	for (size_t i = 0; i < takers->n; i++) {
+		*takers->numbers[i]++ = row;
+		takers->values[i] = (char *)takers->values[i] + row_len;
+	}
+}
 
-static bool walk_next(struct walk *walk)
+/* -- Sorting, ----------------------------------------------------------------------------------------- */
+
+static int make_entries(struct agent_rows *rows)
+{
+	struct agent_rows_work *work = rows->work;
+	size_t n = agent_rows_n_given(rows);
+	size_t len = 2 * MAX(n, (size_t)1) * sizeof(struct reduce_entry);
+	struct reduce_entry *entries;
+
+	work->memory_len = len < HUGE_PAGE ? len : align_up(len, HUGE_PAGE);
+	work->memory = len < HUGE_PAGE ? malloc(len) : pages_map(work->memory_len);
+	if (!work->memory) {
+		work->memory_len = 0;
+		return -ENOMEM;
+	}
+	static_assert(sizeof(*entries) >= sizeof(void *), "scratch holds the inputs of a row");
+	entries = work->memory;
+	reduce_sort_start(&work->sort, entries, entries + n, n, rows->n_rows);
+	return 0;
+}
+
+/* A sort writes all over its memory: the kernel would make all of it in one run. */
+static bool touch_memory(struct agent_rows *rows, size_t *looks)
+{
+	struct agent_rows_work *work = rows->work;
+
+	for (; work->at < work->memory_len; work->at += TOUCH_LEN) {
+		if (!*looks)
+			return false;
+		((volatile char *)work->memory)[work->at] = 0;
+		reduce_looked(looks, TOUCH_LOOKS, 0);
+	}
+	return true;
+}
+
+/* The rows of all local ranks, in the order of ranks. A trainer may write its numbers meanwhile: each is read once. */
+static bool read_entries(struct agent_rows *rows, size_t *looks)
+{
+	const struct layout *layout = &job_of(rows)->layout;
+	struct agent_rows_work *work = rows->work;
+	struct reduce_entry *entries = work->sort.entries;
+
+	for (; work->number < layout->n_local; work->number++, work->at = 0) {
+		const struct agent_request *request = request_of(rows, work->number);
+		const volatile int64_t *numbers = request ? request->input_rows : NULL;
+		const char *values = request ? request->input : NULL;
+		uint64_t end = work->at + MIN(*looks, rows_in(rows, work->number) - work->at);
+
+		reduce_looked(looks, end - work->at, 0);
+		for (; work->at < end; work->at++) {
+			int64_t row = numbers[work->at];
+
+			entries[work->n_read++] =
+				(struct reduce_entry){ row, values + work->at * rows->row_len };
+			if (row >= 0 && (uint64_t)row < rows->n_rows)
+				continue;
+			(void)snprintf(rows->text, sizeof(rows->text),
+				       "rank %u: row %" PRId64 " of a table of %" PRIu64,
+				       layout->rank_of_local[work->number], row, rows->n_rows);
+			rows->status = -EINVAL;
+			return false;
+		}
+		if (work->at < rows_in(rows, work->number))
+			return false;
+	}
+	return true;
+}
+
+static void walk_again(struct agent_rows_work *work)
+{
+	work->walk = (struct walk){
+		.entries = work->sort.entries,
+		.n = work->sort.n,
+		.inputs = (const void **)work->sort.scratch,
+	};
+}
+
+static bool sort_entries(struct agent_rows *rows, size_t *looks)
+{
+	if (!reduce_sort_step(&rows->work->sort, looks))
+		return false;
+	walk_again(rows->work);
+	return true;
+}
+
+/* The next row. Returns false at the end, and when enough was looked at. */
+static bool walk_next(struct walk *walk, size_t *looks)
 {
 	walk->n_inputs = 0;
-	if (walk->at == walk->n)
+	if (walk->at == walk->n || !*looks)
 		return false;
 	walk->row = walk->entries[walk->at].row;
 	for (; walk->at < walk->n && walk->entries[walk->at].row == walk->row; walk->at++)
 		walk->inputs[walk->n_inputs++] = walk->entries[walk->at].values;
+	reduce_looked(looks, walk->n_inputs, 0);
 	return true;
 }
 
-static struct reduce_params sum_of(const struct agent_rows *rows)
+/* The values of the row, whole, to n outputs. Returns whether that is possible. */
+static bool sum_row(struct agent_rows *rows, void *const *outputs, size_t n, size_t *looks)
 {
-	struct reduce_params params = agent_round_sum(rows->round);
+	const struct walk *walk = &rows->work->walk;
+	struct reduce_params sum = agent_round_sum(rows->round);
 
-	params.n_elements = rows->width;
-	return params;
+	sum.n_elements = rows->width;
+	sum.inputs = walk->inputs;
+	sum.n_inputs = walk->n_inputs;
+	sum.outputs = outputs;
+	sum.n_outputs = n;
+	reduce_looked(looks, n, (walk->n_inputs + n) * rows->row_len);
+	rows->status = reduce_run(&sum);
+	return !rows->status;
 }
 
-static int make_pieces(struct agent_rows *rows, struct agent_rows_server *server)
+/* Each row is one of a server's, if that is to have any. */
+static bool count_rows(struct agent_rows *rows, size_t *looks)
+{
+	struct walk *walk = &rows->work->walk;
+
+	while (walk_next(walk, looks)) {
+		struct agent_rows_server *server = &rows->servers[server_of(rows, walk->row)];
+
+		server->n += server->due;
+	}
+	if (walk->at < walk->n)
+		return false;
+	walk_again(rows->work);
+	return true;
+}
+
+static bool make_pieces_of(struct agent_rows *rows, struct agent_rows_server *server, size_t *looks)
 {
 	struct block_cache *blocks = job_of(rows)->agent->params.blocks;
-	uint64_t step = rows->push_step, left = server->n;
-	uint64_t n_pieces = MAX(left / step + !!(left % step), UINT64_C(1));
+	uint64_t step = rows->push_step;
+	uint64_t n_pieces = MAX(server->n / step + !!(server->n % step), UINT64_C(1));
 	struct data_rows head = {
 		.rows = rows->n_rows,
 		.n = server->n,
@@ -112,19 +300,34 @@ static int make_pieces(struct agent_rows *rows, struct agent_rows_server *server
 	};
 
 	data_rows_encode(&head);
-	server->pieces = calloc(n_pieces, sizeof(struct block *));
 	if (!server->pieces)
-		return -ENOMEM;
-	for (; server->n_pieces < n_pieces; server->n_pieces++) {
+		server->pieces = calloc(n_pieces, sizeof(struct block *));
+	for (; server->pieces && server->n_pieces < n_pieces; server->n_pieces++) {
 		struct block **block = &server->pieces[server->n_pieces];
-		uint64_t here = MIN(left, step);
+		uint64_t here = MIN(server->n - server->n_pieces * step, step);
 
+		if (!*looks)
+			return false;
 		if (block_new(blocks, data_rows_len(here, rows->row_len), NULL, block))
-			return -ENOMEM;
+			break;
 		memcpy((*block)->data, &head, sizeof(head));
-		left -= here;
+		reduce_looked(looks, ROWS_PIECE_LOOKS, 0);
 	}
-	return 0;
+	rows->status = server->n_pieces < n_pieces ? -ENOMEM : 0;
+	return !rows->status;
+}
+
+static bool make_pieces(struct agent_rows *rows, size_t *looks)
+{
+	struct agent_rows_work *work = rows->work;
+
+	for (; work->number < rows->n_servers; work->number++) {
+		struct agent_rows_server *server = &rows->servers[work->number];
+
+		if (server->due && !make_pieces_of(rows, server, looks))
+			return false;
+	}
+	return true;
 }
 
 /* Where the next row of a server and its values go. */
@@ -142,117 +345,64 @@ static int64_t *next_place(const struct agent_rows *rows, struct agent_rows_serv
 }
 
 /* Each row to its server. */
-static int cut(struct agent_rows *rows, struct walk walk)
+static bool cut(struct agent_rows *rows, size_t *looks)
 {
-	struct reduce_params sum = sum_of(rows);
-	struct walk count = walk;
-	int r = 0;
+	struct walk *walk = &rows->work->walk;
 
-	while (walk_next(&count)) {
-		struct agent_rows_server *server = &rows->servers[server_of(rows, count.row)];
-
-		server->n += server->due;
-	}
-	for (size_t i = 0; !r && i < rows->n_servers; i++)
-		if (rows->servers[i].due)
-			r = make_pieces(rows, &rows->servers[i]);
-	if (r)
-		return r;
-	while (!r && walk_next(&walk)) {
-		struct agent_rows_server *server = &rows->servers[server_of(rows, walk.row)];
+	while (walk_next(walk, looks)) {
+		struct agent_rows_server *server = &rows->servers[server_of(rows, walk->row)];
 		void *values;
 
 		if (!server->due)
 			continue;
-		*next_place(rows, server, &values) = walk.row;
-		sum.inputs = walk.inputs;
-		sum.n_inputs = walk.n_inputs;
-		sum.outputs = &values;
-		sum.n_outputs = 1;
-		r = reduce_run(&sum);
+		*next_place(rows, server, &values) = walk->row;
+		if (!sum_row(rows, &values, 1, looks))
+			return false;
 	}
-	return r;
+	return walk->at == walk->n;
 }
 
-/* Local ranks with room for the result: room for one pointer each, to numbers and to values. */
-struct takers {
-	int64_t **numbers;
-	void **values;
-	size_t n;
-};
-
-static int takers_find(const struct agent_rows *rows, struct takers *takers)
+/* All ranks are here: what they gave is the result, */
+static bool count_result(struct agent_rows *rows, size_t *looks)
 {
-	uint32_t n_local = job_of(rows)->layout.n_local;
+	struct walk *walk = &rows->work->walk;
 
-	*takers = (struct takers){
-		.numbers = calloc(n_local, sizeof(*takers->numbers)),
-		.values = calloc(n_local, sizeof(*takers->values)),
-	};
-	if (!takers->numbers || !takers->values)
-		return -ENOMEM;
-	for (uint32_t i = 0; rows->n_result && i < n_local; i++) {
-		if (capacity_of(rows, i) < rows->n_result)
-			continue;
-		takers->numbers[takers->n] = request_of(rows, i)->output_rows;
-		takers->values[takers->n++] = request_of(rows, i)->output;
-	}
-	return 0;
-}
-
-static void takers_done(struct takers *takers)
-{
-	free(takers->numbers);
-	free(takers->values);
-}
-
-/* On to the next row, whose number is this one. */
-static void takers_move(struct takers *takers, int64_t row, size_t row_len)
-{
-	for (size_t i = 0; i < takers->n; i++) {
-		*takers->numbers[i]++ = row;
-		takers->values[i] = (char *)takers->values[i] + row_len;
-	}
-}
-
-/* All ranks are here: what they gave is the result. */
-static int finish_here(struct agent_rows *rows, struct walk walk)
-{
-	struct reduce_params sum = sum_of(rows);
-	struct walk count = walk;
-	struct takers takers;
-	int r;
-
-	while (walk_next(&count))
+	while (walk_next(walk, looks))
 		rows->n_result++;
-	r = takers_find(rows, &takers);
-	while (!r && takers.n && walk_next(&walk)) {
-		sum.inputs = walk.inputs;
-		sum.n_inputs = walk.n_inputs;
-		sum.outputs = takers.values;
-		sum.n_outputs = takers.n;
-		r = reduce_run(&sum);
-		takers_move(&takers, walk.row, rows->row_len);
+	if (walk->at < walk->n)
+		return false;
+	walk_again(rows->work);
+	rows->status = takers_find(rows, &rows->work->takers);
+	return !rows->status;
+}
+
+/* and goes to those that have room for it. */
+static bool finish_here(struct agent_rows *rows, size_t *looks)
+{
+	struct takers *takers = &rows->work->takers;
+	struct walk *walk = &rows->work->walk;
+
+	while (takers->n && walk_next(walk, looks)) {
+		if (!sum_row(rows, takers->values, takers->n, looks))
+			return false;
+		takers_move(takers, walk->row, rows->row_len);
 	}
-	takers_done(&takers);
-	return r;
+	return !takers->n || walk->at == walk->n;
 }
 
 void agent_rows_sort(struct task *task)
 {
+	static const struct step here[] = {
+		{ touch_memory }, { read_entries }, { sort_entries },
+		{ count_result }, { finish_here },  { NULL },
+	};
+	static const struct step for_servers[] = {
+		{ touch_memory }, { read_entries }, { sort_entries }, { count_rows },
+		{ make_pieces },  { cut },	    { NULL },
+	};
 	struct agent_rows *rows = container_of(task, struct agent_rows, task);
-	size_t n = agent_rows_n_given(rows);
-	_cleanup_(freep) struct reduce_entry *entries = calloc(MAX(n, (size_t)1), sizeof(*entries));
-	_cleanup_(freep) struct reduce_entry *scratch = calloc(MAX(n, (size_t)1), sizeof(*scratch));
-	struct walk walk = { .entries = entries, .n = n };
 
-	static_assert(sizeof(*scratch) >= sizeof(void *), "scratch holds the inputs of a row");
-	rows->status = entries && scratch ? read_entries(rows, entries) : -ENOMEM;
-	if (rows->status)
-		return;
-	reduce_sort_rows(entries, scratch, n, rows->n_rows);
-	walk.inputs = (const void **)scratch;
-	rows->status = rows->n_servers ? cut(rows, walk) : finish_here(rows, walk);
+	run(task, rows->n_servers ? for_servers : here, make_entries);
 	if (rows->status == -ERANGE)
 		(void)snprintf(rows->text, sizeof(rows->text),
 			       "a row's values have a sum that is no %s, for an average of them: "
@@ -262,53 +412,81 @@ void agent_rows_sort(struct task *task)
 
 /* -- Merging, ----------------------------------------------------------------------------------------- */
 
-/* A list is what its server may have: then no row is in two of them. */
-static bool list_fits(const struct agent_rows *rows, size_t number, const struct reduce_list *list)
+static int make_lists(struct agent_rows *rows)
 {
-	if (!reduce_list_valid(list, rows->n_rows))
-		return false;
-	for (size_t i = 0; i < list->n_pieces; i++)
-		for (size_t k = 0; k < list->pieces[i].n; k++)
-			if (server_of(rows, list->pieces[i].rows[k]) != number)
-				return false;
+	struct agent_rows_work *work = rows->work;
+
+	work->lists = calloc(rows->n_servers, sizeof(*work->lists));
+	work->heap = calloc(rows->n_servers, sizeof(*work->heap));
+	if (!work->lists || !work->heap)
+		return -ENOMEM;
+	for (size_t i = 0; i < rows->n_servers; i++)
+		work->lists[i] = (struct reduce_list){ rows->servers[i].result,
+						       rows->servers[i].n_result_pieces };
+	return takers_find(rows, &work->takers);
+}
+
+/* A list is what its server may have: then no row is in two of them. Returns 1 at its end, 0, or -EINVAL. */
+static int check_list(const struct agent_rows *rows, struct reduce_cursor *cursor, size_t *looks)
+{
+	while (*looks) {
+		int r = reduce_list_next(cursor, rows->n_rows);
+
+		if (r <= 0)
+			return r ?: 1;
+		if (server_of(rows, cursor->row) != rows->work->number)
+			return -EINVAL;
+		reduce_looked(looks, 1, 0);
+	}
+	return 0;
+}
+
+static bool check_lists(struct agent_rows *rows, size_t *looks)
+{
+	struct agent_rows_work *work = rows->work;
+
+	for (; work->number < rows->n_servers; work->number++) {
+		int r;
+
+		if (!work->cursor.list)
+			work->cursor = reduce_list_begin(&work->lists[work->number]);
+		r = check_list(rows, &work->cursor, looks);
+		if (r < 0) {
+			(void)snprintf(rows->text, sizeof(rows->text),
+				       "%.80s answered with wrong rows",
+				       agent_server_name(job_of(rows), work->number));
+			rows->status = -EPROTO;
+		}
+		if (r <= 0)
+			return false;
+		work->cursor.list = NULL;
+	}
+	reduce_merge_start(&work->merge, work->lists, rows->n_servers, rows->row_len, work->heap);
 	return true;
 }
 
-static int merge(struct agent_rows *rows, struct reduce_list *lists, struct reduce_cursor *heap)
+static bool merge(struct agent_rows *rows, size_t *looks)
 {
-	struct reduce_merge merge;
-	struct takers takers;
+	struct agent_rows_work *work = rows->work;
+	struct takers *takers = &work->takers;
 	const void *values;
 	int64_t row;
-	int r;
 
-	for (size_t i = 0; i < rows->n_servers; i++) {
-		const struct agent_rows_server *server = &rows->servers[i];
-
-		lists[i] = (struct reduce_list){ server->result, server->n_result_pieces };
-		if (list_fits(rows, i, &lists[i]))
-			continue;
-		(void)snprintf(rows->text, sizeof(rows->text), "%.80s answered with wrong rows",
-			       agent_server_name(job_of(rows), i));
-		return -EPROTO;
-	}
-	r = takers_find(rows, &takers);
-	reduce_merge_start(&merge, lists, rows->n_servers, rows->row_len, heap);
-	while (!r && reduce_merge_next(&merge, &row, &values)) {
-		for (size_t i = 0; i < takers.n; i++)
-			metric_copy(&job_of(rows)->agent->copied_rows, takers.values[i], values,
+	while (*looks) {
+		if (!reduce_merge_next(&work->merge, &row, &values))
+			return true;
+		for (size_t i = 0; i < takers->n; i++)
+			metric_copy(&job_of(rows)->agent->copied_rows, takers->values[i], values,
 				    rows->row_len);
-		takers_move(&takers, row, rows->row_len);
+		takers_move(takers, row, rows->row_len);
+		reduce_looked(looks, 1 + takers->n, takers->n * rows->row_len);
 	}
-	takers_done(&takers);
-	return r;
+	return false;
 }
 
 void agent_rows_merge(struct task *task)
 {
-	struct agent_rows *rows = container_of(task, struct agent_rows, task);
-	_cleanup_(freep) struct reduce_list *lists = calloc(rows->n_servers, sizeof(*lists));
-	_cleanup_(freep) struct reduce_cursor *heap = calloc(rows->n_servers, sizeof(*heap));
+	static const struct step steps[] = { { check_lists }, { merge }, { NULL } };
 
-	rows->status = lists && heap ? merge(rows, lists, heap) : -ENOMEM;
+	run(task, steps, make_lists);
 }

@@ -429,6 +429,11 @@ static bool is_wanted(struct loop *loop, uint64_t now_ns)
 	return loop->is_wanted;
 }
 
+bool loop_has_mail(struct loop *loop)
+{
+	return loop->mail.first || atomic_load_explicit(&loop->inbox, memory_order_relaxed);
+}
+
 bool loop_is_wanted(struct loop *loop)
 {
 	return is_wanted(loop, clock_now_ns());

@@ -84,6 +84,8 @@ bool loop_linger(struct loop *loop, uint64_t now_ns, uint64_t linger_ns);
 /* Whether the loop lingers, or has more to do: then it will look once more, and ask the watch to rest, before it sleeps. */
 bool loop_lingers(struct loop *loop);
 
+/* Whether there is mail that the loop has not run. Loop's thread. */
+bool loop_has_mail(struct loop *loop);
 /* Whether the watch has something to do, or had when it was asked some tens of microseconds ago. Loop's thread. */
 bool loop_is_wanted(struct loop *loop);
 

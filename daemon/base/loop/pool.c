@@ -16,6 +16,8 @@
 #define POOL_TASKS_PER_WORKER 2
 /* Shared tasks on offer; those beyond wait for their turn. A power of two. */
 #define POOL_OFFERS 16u
+/* Slices that a worker runs before its home thread hears of them. */
+#define POOL_MORE 15
 /* Shared tasks that a worker runs before it looks for what was given to it alone. */
 #define POOL_SHARED_AT_ONCE 4
 /*
@@ -134,9 +136,10 @@ size_t pool_pending(const struct pool *pool)
 
 static void pool_refill(struct pool *pool);
 
-/* The way of a task: given (home), run (worker), done (home) */
+/* The way of a task: given (home), run (worker), done (home), or given again */
 
 static void pool_give(struct pool *pool, size_t worker, struct task *task);
+static int pool_wait(struct pool *pool, struct task *task, uint64_t sequence);
 
 static void pool_end(struct pool *pool, struct task *task)
 {
@@ -145,17 +148,45 @@ static void pool_end(struct pool *pool, struct task *task)
 		fair_rest(&pool->waiting);
 }
 
+/* Other jobs come first, if it is their turn; without memory to wait it is not. */
+static void pool_go_on(struct pool *pool, struct task *task)
+{
+	assert(!task->shared);
+	list_remove(&task->link);
+	task->again = false;
+	if (pool_wait(pool, task, 0))
+		pool_give(pool, task->worker, task);
+	pool_refill(pool);
+}
+
 static void pool_on_done(struct mail *mail)
 {
 	struct task *task = container_of(mail, struct task, mail);
 	struct pool *pool = task->pool;
 	size_t worker = task->worker;
 
-	pool_end(pool, task);
 	if (worker < pool->n_workers)
 		pool->workers[worker].n_tasks--;
+	if (task->n_more)
+		fair_charge(&pool->waiting, task->flow, task->n_more * task->cost);
+	if (task->again) {
+		pool_go_on(pool, task);
+		return;
+	}
+	pool_end(pool, task);
 	pool_refill(pool);
 	task->done(task);
+}
+
+/* Where nothing else has come to the worker, nothing waits at home: there is none with less to do. */
+static void pool_run(struct task *task, struct loop *loop)
+{
+	for (task->n_more = 0;; task->n_more++) {
+		task->again = false;
+		task->run(task);
+		if (!task->again || task->n_more == POOL_MORE || loop_has_mail(loop))
+			return;
+	}
 }
 
 static void pool_on_run(struct mail *mail)
@@ -165,7 +196,7 @@ static void pool_on_run(struct mail *mail)
 
 	if (atomic_load_explicit(&pool->closing, memory_order_relaxed))
 		return;
-	task->run(task);
+	pool_run(task, loop_thread_loop(pool->workers[task->worker].thread));
 	task->mail.run = pool_on_done;
 	loop_post(pool->home, &task->mail);
 }
@@ -323,10 +354,10 @@ static void pool_refill(struct pool *pool)
 	}
 }
 
-static int pool_wait(struct pool *pool, struct task *task)
+static int pool_wait(struct pool *pool, struct task *task, uint64_t sequence)
 {
 	const struct order_item item = {
-		.sequence = pool->sequence++,
+		.sequence = sequence,
 		.item = task,
 		.priority = task->priority,
 		.cost = (uint32_t)MIN(task->cost, UINT32_MAX),
@@ -424,16 +455,18 @@ int pool_post(struct pool *pool, struct task *task)
 
 	task->pool = pool;
 	task->worker = 0;
+	task->n_more = 0;
+	task->again = false;
 	list_init(&task->link);
 	if (pool->n_workers) {
-		r = pool_wait(pool, task);
+		r = pool_wait(pool, task, ++pool->sequence);
 		if (r)
 			return error_trace(r);
 		/* Nothing can wait while there is room: done() fills it. */
 		pool_refill(pool);
 	} else {
 		list_push_back(&pool->given, &task->link);
-		task->run(task);
+		task_run(task);
 		task->mail.run = pool_on_done;
 		loop_post(pool->home, &task->mail);
 	}

@@ -17,17 +17,24 @@
 
 struct pool;
 
+/*
+ * Whoever comes next waits for those that run: so a task is short, some milliseconds, and what takes longer is done in slices, a
+ * run of the task each.
+ */
 struct task {
 	/* Set by the poster. */
 	/* On a worker thread; a shared one also from the home loop; inside pool_post() when the pool has no thread. */
 	void (*run)(struct task *task);
-	void (*done)(struct task *task); /* on the home loop, exactly once */
+	void (*done)(struct task *task); /* on the home loop, exactly once, after the last run */
 	uint64_t flow;			 /* number of the job that it is for */
 	uint64_t cost;	  /* bytes that it reads and copies: about as many as it takes time */
 	int32_t priority; /* of this job's, larger first; equal: first posted first */
 	bool shared;	  /* may run at home, which waits for it: 0.1 ms at most */
 	bool away;	  /* never runs at home, shared or not: the task may stall */
+	/* Set by run() of one that is not shared: there is more to do, of which `cost` is next. The task waits for its turn again. */
+	bool again;
 	/* The pool's; worker may be read by run(). */
+	uint8_t n_more; /* runs in a row, beyond the first, of `cost` each */
 	struct pool *pool;
 	/* The thread that runs it, from 0; 0 when the pool has none; of a shared one the home thread comes after all. */
 	size_t worker;
@@ -46,6 +53,14 @@ DEFINE_CLEANUP(struct pool *, pool_free)
 
 /* The task belongs to the pool until done(). Returns 0 or -ENOMEM (then the task is still the caller's). */
 int pool_post(struct pool *pool, struct task *task);
+/* All of a task that has not been posted, at once. */
+static inline void task_run(struct task *task)
+{
+	do {
+		task->again = false;
+		task->run(task);
+	} while (task->again);
+}
 unsigned pool_n_threads(const struct pool *pool);
 /* Tasks posted and not yet done. */
 size_t pool_pending(const struct pool *pool);

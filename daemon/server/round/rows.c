@@ -140,88 +140,158 @@ static uint64_t list_len(const struct rows *rows, uint64_t n_pieces, uint64_t n)
 	       (data_rows_len(n, rows->row_len) - data_rows_len(0, rows->row_len));
 }
 
-/* In the pool: room for so many rows, in pieces; heads are filled. */
-static int make_results(struct slot *slot, uint64_t n)
+static void merge_again(struct slot *slot)
+{
+	struct rows *rows = slot->rows;
+
+	reduce_merge_start(&rows->merge, rows->lists, slot->job->n_nodes, rows->row_len,
+			   rows->cursors);
+}
+
+/*
+ * The steps of the merge, in the pool: each looks at *looks rows at most, or does what takes as long, and goes on from where it was.
+ * They return whether they are over, and not when they set rows->status.
+ */
+static bool check_lists(struct slot *slot, size_t *looks)
+{
+	struct rows *rows = slot->rows;
+
+	for (; rows->at < slot->job->n_nodes; rows->at++) {
+		const struct rows_node *from = &rows->nodes[rows->at];
+		int r = 1;
+
+		if (!rows->cursor.list) {
+			rows->lists[rows->at] =
+				(struct reduce_list){ from->pieces, from->n_pieces };
+			rows->cursor = reduce_list_begin(&rows->lists[rows->at]);
+		}
+		for (; r > 0; reduce_looked(looks, 1, 0)) {
+			if (!*looks)
+				return false;
+			r = reduce_list_next(&rows->cursor, rows->list.rows);
+		}
+		if (r < 0) {
+			rows->bad_node = (uint32_t)rows->at;
+			rows->status = r;
+			return false;
+		}
+		rows->cursor.list = NULL;
+	}
+	merge_again(slot);
+	return true;
+}
+
+static bool count_rows(struct slot *slot, size_t *looks)
+{
+	struct rows *rows = slot->rows;
+	int64_t row;
+	size_t n;
+
+	for (; *looks; reduce_looked(looks, n, 0)) {
+		n = reduce_merge_next(&rows->merge, &row, slot->inputs);
+		if (!n) {
+			merge_again(slot);
+			return true;
+		}
+		rows->n++;
+	}
+	return false;
+}
+
+/* A node may ask for longer pieces than a message takes. */
+static uint32_t result_step(const struct rows *rows)
+{
+	return MIN(rows->list.step, data_rows_step(DATA_PAYLOAD_MAX, rows->row_len));
+}
+
+static int make_array(struct slot *slot, uint64_t n_pieces)
+{
+	struct rows *rows = slot->rows;
+	uint64_t bytes = n_pieces * sizeof(struct block *);
+
+	if (quota_charge(slot->job->memory.quota, bytes))
+		return QUOTA_E_FULL;
+	rows->charged += bytes;
+	rows->results = calloc(n_pieces, sizeof(struct block *));
+	return rows->results ? 0 : -ENOMEM;
+}
+
+/* Room for the result, in pieces; heads are filled. */
+static bool make_results(struct slot *slot, size_t *looks)
 {
 	struct rows *rows = slot->rows;
 	struct job *job = slot->job;
-	/* A node may ask for longer pieces than a message takes. */
-	uint32_t step = MIN(rows->list.step, data_rows_step(DATA_PAYLOAD_MAX, rows->row_len));
-	uint64_t n_pieces = MAX((n + step - 1) / step, UINT64_C(1)), left = n;
-	int r;
+	uint32_t step = result_step(rows);
+	uint64_t n_pieces = MAX((rows->n + step - 1) / step, UINT64_C(1));
 
-	if (quota_charge(job->memory.quota, n_pieces * sizeof(struct block *)))
-		return QUOTA_E_FULL;
-	rows->charged += n_pieces * sizeof(struct block *);
-	rows->n = n;
-	rows->results = calloc(n_pieces, sizeof(struct block *));
 	if (!rows->results)
-		return -ENOMEM;
-	for (; rows->n_results < n_pieces; rows->n_results++) {
+		rows->status = make_array(slot, n_pieces);
+	for (; !rows->status && rows->n_results < n_pieces; rows->n_results++) {
 		struct data_rows head = rows->list;
-		uint64_t here = MIN(left, (uint64_t)step);
+		uint64_t here = MIN(rows->n - rows->n_results * step, (uint64_t)step);
 
-		r = block_new(job->server->params.blocks, data_rows_len(here, rows->row_len),
-			      job->memory.quota, &rows->results[rows->n_results]);
-		if (r)
-			return r;
-		head.n = n;
+		if (!*looks)
+			return false;
+		rows->status =
+			block_new(job->server->params.blocks, data_rows_len(here, rows->row_len),
+				  job->memory.quota, &rows->results[rows->n_results]);
+		if (rows->status)
+			break;
+		head.n = rows->n;
 		head.step = step;
 		data_rows_encode(&head);
 		memcpy(rows->results[rows->n_results]->data, &head, sizeof(head));
-		left -= here;
+		reduce_looked(looks, ROWS_PIECE_LOOKS, 0);
 	}
-	return 0;
+	return !rows->status;
 }
 
-/* In the pool: the union of the lists, each row's values in the order of nodes. */
-static void fill_results(struct slot *slot, uint64_t n, uint32_t step)
+/* The union of the lists, each row's values in the order of nodes. */
+static bool fill_results(struct slot *slot, size_t *looks)
 {
 	struct rows *rows = slot->rows;
-	struct reduce_merge merge;
 	struct reduce_params sum = engine_sum(slot, slot->job->size);
+	uint32_t step = result_step(rows);
 
 	sum.n_elements = rows->list.width;
 	sum.inputs = slot->inputs;
-	reduce_merge_start(&merge, rows->lists, slot->job->n_nodes, rows->row_len, rows->cursors);
-	for (uint64_t i = 0; i < n; i++) {
-		char *data = rows->results[i / step]->data;
-		uint64_t first = i / step * step, here = MIN(n - first, (uint64_t)step);
+	for (; rows->at < rows->n; rows->at++) {
+		char *data = rows->results[rows->at / step]->data;
+		uint64_t first = rows->at / step * step,
+			 here = MIN(rows->n - first, (uint64_t)step);
 		int64_t *numbers = (int64_t *)(data + sizeof(struct data_rows));
 
-		sum.n_inputs = reduce_merge_next(&merge, &numbers[i - first], slot->inputs);
-		slot->output = (char *)(numbers + here) + (i - first) * rows->row_len;
+		if (!*looks)
+			return false;
+		sum.n_inputs =
+			reduce_merge_next(&rows->merge, &numbers[rows->at - first], slot->inputs);
+		slot->output = (char *)(numbers + here) + (rows->at - first) * rows->row_len;
 		reduce_run(&sum);
+		reduce_looked(looks, sum.n_inputs + 1, (sum.n_inputs + 1) * rows->row_len);
 	}
+	return true;
 }
 
 static void rows_run(struct task *task)
 {
+	static bool (*const steps[])(struct slot * slot, size_t * looks) = {
+		check_lists,
+		count_rows,
+		make_results,
+		fill_results,
+	};
 	struct slot *slot = container_of(task, struct slot, task);
 	struct rows *rows = slot->rows;
-	struct reduce_merge merge;
-	struct data_rows head;
-	uint64_t n = 0;
-	int64_t row;
+	size_t looks = ROWS_LOOKS;
 
-	for (uint32_t i = 0; i < slot->job->n_nodes; i++) {
-		rows->lists[i] =
-			(struct reduce_list){ rows->nodes[i].pieces, rows->nodes[i].n_pieces };
-		if (!reduce_list_valid(&rows->lists[i], rows->list.rows)) {
-			rows->bad_node = i;
-			rows->status = -EINVAL;
-			return;
-		}
+	while (!rows->status && rows->step < ARRAY_SIZE(steps) && looks) {
+		if (!steps[rows->step](slot, &looks))
+			continue;
+		rows->step++;
+		rows->at = 0;
 	}
-	reduce_merge_start(&merge, rows->lists, slot->job->n_nodes, rows->row_len, rows->cursors);
-	while (reduce_merge_next(&merge, &row, slot->inputs))
-		n++;
-	rows->status = make_results(slot, n);
-	if (rows->status)
-		return;
-	memcpy(&head, rows->results[0]->data, sizeof(head));
-	data_rows_decode(&head);
-	fill_results(slot, n, head.step);
+	task->again = !rows->status && rows->step < ARRAY_SIZE(steps);
+	task->cost = ROWS_LOOKS * ROWS_LOOK_COST;
 }
 
 /* -- What goes --------------------------------------------------------------------------------- */
@@ -389,12 +459,12 @@ void rows_start(struct slot *slot)
 		n_rows += rows->nodes[i].n;
 	}
 	metric_count(&job->server->bytes_summed, bytes);
-	slot->task.cost = bytes + n_rows * ROWS_ROW_COST;
+	slot->task.cost = MIN(bytes / ROWS_LOOK_COST + n_rows, ROWS_LOOKS) * ROWS_LOOK_COST;
 	/* The result is no longer than what it is made of; its blocks are, by a quarter at most. */
 	spending_make_room(&job->store.spending, bytes + bytes / 4);
 	if (job_post(job, &slot->task))
 		return;
-	rows_run(&slot->task);
+	task_run(&slot->task);
 	rows_finish(slot);
 }
 

@@ -3,6 +3,7 @@
 #include "agent/servers/setup.h"
 #include "held.h"
 #include "world.h"
+#include <sched.h>
 
 #define WIDTH 4
 #define TABLE 100
@@ -28,13 +29,44 @@ int __wrap_peer_notice(struct peer *peer, const struct data_header *header, cons
 
 static unsigned n_posted;
 
+/* Tasks whose runs are counted, and what they do. */
+static struct counted {
+	const struct task *task;
+	void (*run)(struct task *task);
+} counted[32];
+static _Atomic size_t n_counted = ARRAY_SIZE(counted);
+static _Atomic unsigned n_runs, n_over;
+static bool is_overtaken; /* who posts a task, by the task */
+
+/* The newest that it was posted for: its place may have been another's. */
+static void count_run(struct task *task)
+{
+	n_runs++;
+	for (size_t i = n_counted; i-- > 0;)
+		if (counted[i].task == task) {
+			counted[i].run(task);
+			n_over++;
+			return;
+		}
+}
+
 int __real_pool_post(struct pool *pool, struct task *task);
 int __wrap_pool_post(struct pool *pool, struct task *task);
 
 int __wrap_pool_post(struct pool *pool, struct task *task)
 {
+	int r;
+
 	n_posted++;
-	return __real_pool_post(pool, task);
+	if (n_counted < ARRAY_SIZE(counted)) {
+		counted[n_counted] = (struct counted){ task, task->run };
+		n_counted++;
+		task->run = count_run;
+	}
+	r = __real_pool_post(pool, task);
+	while (is_overtaken && !n_over)
+		(void)sched_yield();
+	return r;
 }
 
 /* -- Requests ----------------------------------------------------------------------------------------------------- */
@@ -100,6 +132,106 @@ TEST(what_is_copied_for_many_ranks_is_left_to_the_pool)
 	n_posted = 0;
 	rows(world, declared, 1);
 	ASSERT_EQ(n_posted, 1);
+}
+
+enum { MANY = 1 << 18, MANY_TABLE = 1 << 20 };
+
+/* Each of two ranks gives the same, in another order than that of rows. */
+static void many_rows(struct world *world)
+{
+	_cleanup_(freep) int64_t *numbers = calloc(MANY, sizeof(*numbers));
+	_cleanup_(freep) float *values = calloc(MANY, sizeof(*values));
+	_cleanup_(freep) float *expected = calloc(MANY_TABLE, sizeof(*expected));
+	struct declared *declared = world_declare(world, "table", DTYPE_FLOAT32, MANY_TABLE);
+	int64_t *got[2] = { NULL };
+	float *sums[2] = { NULL };
+	struct asked asked[2];
+
+	for (unsigned i = 0; i < MANY; i++) {
+		numbers[i] = i * 5 % MANY_TABLE;
+		values[i] = (float)(i + 1);
+		expected[numbers[i]] = 2 * values[i];
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		got[i] = calloc(MANY, sizeof(*got[i]));
+		sums[i] = calloc(MANY, sizeof(*sums[i]));
+		WORLD_UNTIL(world, declared[i].done);
+		asked[i] = asked_of(OPERATION_PUSH_PULL_ROWS, REDUCTION_SUM, values, MANY, sums[i],
+				    MANY);
+		asked[i].base.width = 1;
+		asked[i].base.input_rows = numbers;
+		asked[i].base.output_rows = got[i];
+		asked_submit(&asked[i], &declared[i], 1);
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, asked[i].done);
+		ASSERT_STR(asked[i].failure.text, "");
+		ASSERT_EQ(asked[i].base.n_rows, MANY);
+		for (unsigned k = 0; k < MANY; k++)
+			ASSERT_TRUE((!k || got[i][k] > got[i][k - 1]) &&
+				    sums[i][k] == expected[got[i][k]]);
+		free(got[i]);
+		free(sums[i]);
+	}
+}
+
+/*
+ * Of each there is memory to be made; it is read, counted and moved by two digits, counted, and summed to its output; at servers it
+ * is looked at in both lists to be checked, to be counted and to be summed to the result; and then on both nodes to be checked and
+ * to be copied to the output.
+ */
+TEST(many_rows_are_worked_in_slices)
+{
+	enum { SORTS = 2 * 9 * MANY, SERVERS = 3 * 2 * MANY + MANY, MERGES = 2 * 3 * MANY };
+
+	for (unsigned n_nodes = 1; n_nodes <= 2; n_nodes++) {
+		_cleanup_(world_freep) struct world *world =
+			world_new(&(struct world_options){ .n_nodes = n_nodes,
+							   .n_local = 2 / n_nodes,
+							   .no_servers = n_nodes == 1,
+							   .n_threads = 1,
+							   .inline_bytes = 4096 });
+		size_t n_looks = SORTS + (n_nodes > 1) * (SERVERS + MERGES);
+
+		world_form(world);
+		n_counted = 0;
+		n_runs = 0;
+		many_rows(world);
+		ASSERT_INT(n_counted, <, ARRAY_SIZE(counted));
+		ASSERT_INT(n_runs, >=, n_looks / ROWS_LOOKS);
+		n_counted = ARRAY_SIZE(counted);
+	}
+}
+
+TEST(rows_that_are_refused_before_their_task_is_posted_fail)
+{
+	_cleanup_(world_freep) struct world *world =
+		world_new(&(struct world_options){ .n_nodes = 1,
+						   .n_local = 1,
+						   .no_servers = true,
+						   .n_threads = 1,
+						   .inline_bytes = 1 });
+	int64_t number = TABLE, got[TABLE];
+	float value = 1, sums[TABLE];
+	struct declared *declared;
+	struct asked asked;
+
+	world_form(world);
+	declared = world_declare(world, "table", DTYPE_FLOAT32, TABLE);
+	WORLD_UNTIL(world, declared->done);
+	asked = asked_of(OPERATION_PUSH_PULL_ROWS, REDUCTION_SUM, &value, 1, sums, TABLE);
+	asked.base.width = 1;
+	asked.base.input_rows = &number;
+	asked.base.output_rows = got;
+	n_counted = 0;
+	n_over = 0;
+	is_overtaken = true;
+	asked_submit(&asked, declared, 1);
+	is_overtaken = false;
+	WORLD_UNTIL(world, asked.done);
+	n_counted = ARRAY_SIZE(counted);
+	ASSERT_EQ(asked.failure.status, -EINVAL);
+	ASSERT_TRUE(strstr(asked.failure.text, "row 100 of a table of 100"));
 }
 
 /* Also where none are given: it may be one of thousands. */

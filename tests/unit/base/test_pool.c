@@ -178,6 +178,117 @@ TEST(jobs_take_turns)
 	}
 }
 
+enum { SLICES = 1000, SLICE_COST = 1000 };
+
+struct sliced {
+	struct job job;
+	_Atomic unsigned n_slices;
+};
+
+/* The first waits until all are posted. */
+static void sliced_run(struct task *task)
+{
+	struct sliced *sliced = container_of(task, struct sliced, job.task);
+
+	while (!sliced->n_slices && sem_wait(&gate) < 0)
+		;
+	if (++sliced->n_slices < SLICES) {
+		task->again = true;
+		task->cost = SLICE_COST;
+	} else {
+		job_run(task);
+	}
+}
+
+static struct sliced sliced_new(void)
+{
+	struct sliced sliced = { .job = job_new(sliced_run, 0) };
+
+	sliced.job.task.cost = SLICE_COST;
+	return sliced;
+}
+
+TEST(tasks_of_others_come_between_the_slices_of_a_long_one)
+{
+	enum { FLOWS = 8, EACH = 40, N = FLOWS * EACH };
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+	struct sliced sliced = sliced_new();
+	struct job jobs[N];
+
+	n_done = 0;
+	home_thread = pthread_self();
+	ASSERT_OK(sem_init(&gate, 0, 0));
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(pool_new(loop, 1, &pool));
+	ASSERT_OK(pool_post(pool, &sliced.job.task));
+	for (unsigned i = 0; i < N; i++) {
+		jobs[i] = job_new(job_run, 0);
+		jobs[i].task.flow = 1 + i % FLOWS;
+		jobs[i].task.cost = SLICE_COST;
+		ASSERT_OK(pool_post(pool, &jobs[i].task));
+	}
+	(void)sem_post(&gate);
+	turn_until(loop, N);
+	/* As many as of each other; and what the worker has run before it was given any, which is made good. */
+	ASSERT_INT(sliced.n_slices, <, N / 2);
+	ASSERT_EQ(sliced.job.n_done, 0);
+	ASSERT_EQ(pool_pending(pool), 1);
+	turn_until(loop, N + 1);
+	ASSERT_EQ(sliced.n_slices, SLICES);
+	ASSERT_EQ(sliced.job.n_runs, 1);
+	ASSERT_EQ(sliced.job.n_done, 1);
+	ASSERT_TRUE(sliced.job.run_elsewhere);
+	ASSERT_EQ(pool_pending(pool), 0);
+}
+
+static struct sliced *beside;
+static unsigned n_before;
+
+static void job_run_beside(struct task *task)
+{
+	n_before = beside->n_slices;
+	job_run(task);
+}
+
+TEST(what_a_worker_has_been_given_waits_for_one_slice)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+	struct job job = job_new(job_run_beside, 0);
+	struct sliced sliced = sliced_new();
+
+	n_done = 0;
+	home_thread = pthread_self();
+	beside = &sliced;
+	ASSERT_OK(sem_init(&gate, 0, 0));
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(pool_new(loop, 1, &pool));
+	ASSERT_OK(pool_post(pool, &sliced.job.task));
+	ASSERT_OK(pool_post(pool, &job.task));
+	(void)sem_post(&gate);
+	turn_until(loop, 2);
+	ASSERT_EQ(n_before, 1);
+}
+
+TEST(without_threads_all_slices_run_at_once)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+	struct sliced sliced = sliced_new();
+
+	n_done = 0;
+	home_thread = pthread_self();
+	ASSERT_OK(sem_init(&gate, 0, 1));
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(pool_new(loop, 0, &pool));
+	ASSERT_OK(pool_post(pool, &sliced.job.task));
+	ASSERT_EQ(sliced.n_slices, SLICES);
+	ASSERT_EQ(sliced.job.n_done, 0);
+	turn_until(loop, 1);
+	ASSERT_EQ(sliced.job.n_done, 1);
+}
+
 TEST(idle_worker_is_preferred)
 {
 	struct job jobs[2] = { job_new(job_run_gated, 0), job_new(job_run_gated, 0) };

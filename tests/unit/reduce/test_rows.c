@@ -15,30 +15,55 @@ static uint64_t rnd(uint64_t n)
 /* Where an entry was before: its values point there. */
 static const char places[1 << 16];
 
+/* Each looks at all entries twice, for a digit of the largest row. */
+static size_t n_passes_of(uint64_t n_rows)
+{
+	size_t n = 0;
+
+	for (unsigned shift = 0; shift < 63 && (n_rows - 1) >> shift; shift += REDUCE_DIGIT_BITS)
+		n++;
+	return n;
+}
+
 static void sorts(size_t n, uint64_t n_rows)
 {
 	_cleanup_(freep) struct reduce_entry *entries = calloc(n + 1, sizeof(*entries));
 	_cleanup_(freep) struct reduce_entry *scratch = calloc(n + 1, sizeof(*scratch));
 	_cleanup_(freep) int64_t *rows = calloc(n + 1, sizeof(*rows));
 	_cleanup_(freep) bool *seen = calloc(n + 1, sizeof(*seen));
+	static struct reduce_sort sort;
+	const struct reduce_entry *sorted;
+	bool is_sorted = false;
+	size_t n_looks = 0;
 
 	for (size_t i = 0; i < n; i++) {
 		rows[i] = (int64_t)(rnd(4) ? rnd(n_rows) : rnd(MIN(n_rows, UINT64_C(5))));
 		entries[i] = (struct reduce_entry){ rows[i], &places[i] };
 	}
-	entries[n].row = 42;
-	reduce_sort_rows(entries, scratch, n, n_rows);
+	entries[n].row = scratch[n].row = 42;
+	reduce_sort_start(&sort, entries, scratch, n, n_rows);
+	while (!is_sorted) {
+		size_t most = 1 + rnd(2 * n + 1), looks = most;
+
+		is_sorted = reduce_sort_step(&sort, &looks);
+		ASSERT_TRUE(is_sorted || !looks);
+		ASSERT_TRUE(looks <= most);
+		n_looks += most - looks;
+	}
+	ASSERT_EQ(n_looks, 2 * n_passes_of(n_rows) * n);
 	ASSERT_EQ(entries[n].row, 42);
+	ASSERT_EQ(scratch[n].row, 42);
+	sorted = sort.entries;
 	for (size_t i = 0; i < n; i++) {
-		size_t before = (size_t)((const char *)entries[i].values - places);
+		size_t before = (size_t)((const char *)sorted[i].values - places);
 
 		ASSERT_TRUE(before < n && !seen[before]);
 		seen[before] = true;
-		ASSERT_EQ(entries[i].row, rows[before]);
+		ASSERT_EQ(sorted[i].row, rows[before]);
 		if (i)
-			ASSERT_TRUE(entries[i - 1].row < entries[i].row ||
-				    (entries[i - 1].row == entries[i].row &&
-				     entries[i - 1].values < entries[i].values));
+			ASSERT_TRUE(sorted[i - 1].row < sorted[i].row ||
+				    (sorted[i - 1].row == sorted[i].row &&
+				     sorted[i - 1].values < sorted[i].values));
 	}
 }
 
@@ -52,6 +77,16 @@ TEST(rows_are_sorted_and_equal_ones_keep_their_order)
 		for (size_t n = 0; n < 5000; n = n * 3 + 1)
 			sorts(n, tables[i]);
 	sorts(0, 0);
+}
+
+static bool is_valid(const struct reduce_list *list, uint64_t n_rows)
+{
+	struct reduce_cursor cursor = reduce_list_begin(list);
+	int r;
+
+	while ((r = reduce_list_next(&cursor, n_rows)) > 0)
+		;
+	return !r;
 }
 
 #define N_ROWS 300
@@ -104,7 +139,7 @@ TEST(a_merge_meets_every_row_once_and_its_lists_in_order)
 		for (size_t i = 0; i < n_lists; i++) {
 			make(&made[i], (unsigned)rnd(101));
 			lists[i] = made[i].list;
-			ASSERT_TRUE(reduce_list_valid(&lists[i], N_ROWS));
+			ASSERT_TRUE(is_valid(&lists[i], N_ROWS));
 		}
 		reduce_merge_start(&merge, lists, n_lists, 3, heap);
 		for (int64_t expected = 0; expected < N_ROWS; expected++) {
@@ -131,7 +166,7 @@ static bool valid(const int64_t *rows, size_t n, size_t cut, uint64_t n_rows)
 {
 	struct reduce_piece pieces[] = { { rows, NULL, cut }, { rows + cut, NULL, n - cut } };
 
-	return reduce_list_valid(&(struct reduce_list){ pieces, 2 }, n_rows);
+	return is_valid(&(struct reduce_list){ pieces, 2 }, n_rows);
 }
 
 TEST(lists_that_are_none)
