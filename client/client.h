@@ -137,6 +137,9 @@ void client_fork_add(struct bps_client *client);
 void client_fork_remove(struct bps_client *client);
 void client_close_fds(struct bps_client *client);
 
+/* Maps memory of the daemon, which no child has. NULL with errno. */
+void *client_map(int fd, size_t len, off_t offset);
+
 /* The client's own epoll. 0 or a negative errno with the text set. */
 int client_watch(struct bps_client *client, int fd);
 

@@ -6,11 +6,12 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 
 /*
  * Fork. The child of a trainer must not keep the trainer's socket open: the daemon would not see the trainer die. So
- * every open client is in this list, and the child closes what it inherited, and has copies of what is shared. It cannot
- * touch anything else: the thread that held the client's mutex may not exist any more.
+ * every open client is in this list, and the child closes what it inherited, has copies of what is shared, and nothing of
+ * what is the daemon's. It cannot touch anything else: the thread that held the client's mutex may not exist any more.
  */
 static pthread_mutex_t clients_mutex = PTHREAD_MUTEX_INITIALIZER;
 static LIST_HEAD(, bps_client) clients;
@@ -122,6 +123,21 @@ struct bps_client *client_unref(struct bps_client *client)
 	free(client->path);
 	free(client);
 	return NULL;
+}
+
+/* The daemon charges its memory to the user until nobody has it, and a child of fork() has no use for it. */
+void *client_map(int fd, size_t len, off_t offset)
+{
+	void *data;
+
+	client_fork_lock();
+	data = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
+	if (data == MAP_FAILED)
+		data = NULL;
+	else
+		(void)madvise(data, len, MADV_DONTFORK);
+	client_fork_unlock();
+	return data;
 }
 
 int client_watch(struct bps_client *client, int fd)

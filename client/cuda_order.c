@@ -18,8 +18,8 @@ struct cuda_flags *flags_map(int fd)
 		(void)error_set(-ENOMEM, "out of memory");
 		return NULL;
 	}
-	slots = mmap(NULL, SHM_FLAG_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, SHM_FLAG_OFFSET);
-	if (slots == MAP_FAILED) {
+	slots = client_map(fd, SHM_FLAG_LEN, SHM_FLAG_OFFSET);
+	if (!slots) {
 		(void)error_set(-errno, "cannot map the daemon's memory: %m");
 		free(flags);
 		return NULL;

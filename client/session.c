@@ -100,8 +100,8 @@ static int session_map(struct bps_client *client, int fd, uint64_t len)
 		return error_set(-EPROTO, "the daemon at %s shares memory of a wrong kind or size",
 				 client->path);
 
-	shm = mmap(NULL, SHM_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (shm == MAP_FAILED)
+	shm = client_map(fd, SHM_LEN, 0);
+	if (!shm)
 		return error_set(-errno, "cannot map the daemon's memory: %m");
 	client->shm = shm;
 	client->flags = flags_map(fd);

@@ -629,6 +629,19 @@ def test_a_ring_that_is_kept_is_charged():
     keep(kept_ring, 64 * MIB, 2 * MIB)
 
 
+def test_a_child_has_nothing_of_the_daemons():
+    """A trainer forks, as data loaders do, and ends its session. Nobody is charged for what the child would have otherwise."""
+    with Cluster(1) as cluster:
+        def held():
+            return int(cluster.daemons[0].ctl('status')['bytes_held'])
+        before = held()
+        rank, = cluster.job((1,))
+        assert held() > before
+        rank.call('child')
+        rank.call('close')
+        wait_for('nobody is charged', lambda: held() == before)
+
+
 def test_packets_that_are_not_read_are_charged():
     keep(kept_packets, 32 * MIB, 200 << 10)
 

@@ -6,6 +6,7 @@
  *	open SOCKET TIMEOUT_MS
  *	join KEY=VALUE...			keys: fields of struct bps_join_params
  *	leave | close | rank
+ *	child					of fork(), which does nothing as long as this one lives
  *	attend					from now on, call the library between commands too, when it has news
  *	tensor ID NAME DTYPE ELEMENTS		ELEMENTS -1: BPS_VARIABLE
  *	agreed ID TIMEOUT_MS			bps_tensor_wait()
@@ -35,10 +36,12 @@
 #include "device.h"
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -483,6 +486,21 @@ static void do_close(void)
 	answer(0, "");
 }
 
+static void do_child(void)
+{
+	pid_t pid = fork();
+
+	if (pid) {
+		answer(pid < 0 ? -errno : 0, "");
+		return;
+	}
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	for (int fd = 0; fd < 3; fd++)
+		close(fd);
+	for (;;)
+		pause();
+}
+
 /* Kept until the process ends. One file again and again: quotas count what is shared, and the machine has it once. */
 static void do_share(unsigned long long len)
 {
@@ -513,6 +531,8 @@ static void run(char **words)
 		answer(bps_client_leave(client), "");
 	else if (!strcmp(verb, "close"))
 		do_close();
+	else if (!strcmp(verb, "child"))
+		do_child();
 	else if (!strcmp(verb, "attend")) {
 		attending = 1;
 		answer(0, "");
