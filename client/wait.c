@@ -17,6 +17,8 @@
 
 #define NS_PER_S  INT64_C(1000000000)
 #define NS_PER_MS INT64_C(1000000)
+/* Wake-ups taken in one go: a socket of the daemon's holds 6. */
+#define QUEUED_MAX 8
 
 int64_t client_now_ns(void)
 {
@@ -44,12 +46,21 @@ static void event_write(int fd)
 	(void)!write(fd, &one, sizeof(one));
 }
 
+/* An eventfd, of which one read takes all. */
 static void event_drain(int fd)
 {
-	/* What the daemon gave may be a pipe or a socket, in which wake-ups queue; of a socket, each read takes one. */
+	uint64_t value;
+
+	(void)!read(fd, &value, sizeof(value));
+}
+
+/* What the daemon gave may be a pipe or a socket, in which wake-ups queue; of a socket, each read takes one. */
+static void event_drain_daemon(int fd)
+{
 	char values[64 * sizeof(uint64_t)];
 
-	(void)!read(fd, values, sizeof(values));
+	for (unsigned i = 0; i < QUEUED_MAX && read(fd, values, sizeof(values)) > 0; i++)
+		;
 }
 
 void client_arm(struct bps_client *client, enum shm_armed how)
@@ -162,7 +173,7 @@ static bool client_poll_once(struct bps_client *client, int arm, unsigned what)
 	if (what & POLL_THREADS)
 		event_drain(client->wakeup);
 	if (what & POLL_DAEMON)
-		event_drain(client->trainer_event);
+		event_drain_daemon(client->trainer_event);
 	while (client->ops->advance(client))
 		changed = true;
 	if (arm >= 0)

@@ -29,6 +29,8 @@
 #define RING_MAPPINGS 2
 /* Packets taken of one session; then another has its turn. */
 #define PACKET_BATCH 16
+/* Until what the kernel had no memory for is tried again. */
+#define WAKE_AGAIN_NS NSEC_PER_MSEC
 
 static struct shm_header *header_of(const struct session *session)
 {
@@ -37,18 +39,32 @@ static struct shm_header *header_of(const struct session *session)
 
 /* -- Completion --------------------------------------------------------------------------------------------------- */
 
-static void wake_trainer(struct session *session)
+/* EAGAIN: it is full of wake-ups. One for which there is no memory is sent later: nothing else makes it good. */
+static void send_wake(struct session *session)
 {
 	uint64_t one = 1;
 
+	if (send(session->ring.wake_fd, &one, sizeof(one), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 ||
+	    (errno != ENOBUFS && errno != ENOMEM))
+		return;
+	if (loop_timer_set(session->control->params.loop, &session->ring.wake_again,
+			   clock_now_ns() + WAKE_AGAIN_NS))
+		session_fail_later(session, "no memory to wake it");
+}
+
+static void on_wake_again(struct loop_timer *timer)
+{
+	send_wake(container_of(timer, struct session, ring.wake_again));
+}
+
+static void wake_trainer(struct session *session)
+{
 	/* Against the trainer's fence between arming and looking at its slot. */
 	shm_fence();
 	if (!shm_is_awaited(session->ring.shm, session->ring.n_completed))
 		return;
-	if (shm_disarm(header_of(session)) != SHM_ARMED)
-		return;
-	/* EAGAIN: it is full of wake-ups. */
-	(void)send(session->ring.wake_fd, &one, sizeof(one), MSG_DONTWAIT | MSG_NOSIGNAL);
+	if (shm_disarm(header_of(session)) == SHM_ARMED)
+		send_wake(session);
 }
 
 static void on_wake(struct mail *mail)
@@ -1049,6 +1065,7 @@ int ring_open(struct session *session, int ret_fds[3])
 		return error_origin(-errno);
 	session->doorbell.ready = on_doorbell;
 	session->ring.wake.run = on_wake;
+	session->ring.wake_again.expired = on_wake_again;
 	/* Never read: each write makes an edge, and the count need not mean anything. */
 	r = loop_add(session->control->params.loop, &session->doorbell, EPOLLIN | EPOLLET);
 	if (r)
@@ -1118,6 +1135,7 @@ void ring_freeze(struct session *session)
 		loop_unpost(session->control->params.loop, &session->ring.wake);
 		on_wake(&session->ring.wake);
 	}
+	loop_timer_cancel(&session->ring.wake_again);
 }
 
 void ring_unwatch(struct control *control)

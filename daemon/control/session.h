@@ -109,11 +109,11 @@ struct session_ring {
 	int shm_fd;  /* what shm is of, until it is sealed, or for workers; else -1 */
 	int kept_fd; /* of shm, by which it is known whether the trainer has it still */
 	enum ring_state state;
-	bool rung;	      /* before it was sealed */
-	int wake_fd;	      /* write end towards the trainer */
-	uint64_t head;	      /* entries consumed */
-	uint64_t n_completed; /* slots */
-	struct mail wake;     /* the trainer hears of what was completed */
+	bool rung;		    /* before it was sealed */
+	int wake_fd;		    /* write end towards the trainer */
+	uint64_t head, n_completed; /* entries consumed, slots */
+	struct mail wake;	    /* the trainer hears of what was completed */
+	struct loop_timer wake_again;
 	bool wake_posted, draining;
 	bool stalled;	     /* an entry waits for what comes behind it */
 	bool held;	     /* or for a packet that waits for the pace of its user */

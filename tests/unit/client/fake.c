@@ -55,6 +55,13 @@ static void fake_unlockp(struct fake **fake)
 
 /* -- Shared memory ------------------------------------------------------------------------------------------------ */
 
+static void wake_write(const struct fake_session *session)
+{
+	uint64_t one = 1;
+
+	(void)send(session->trainer_event, &one, sizeof(one), MSG_NOSIGNAL);
+}
+
 static void session_count(struct fake_session *session, uint32_t number)
 {
 	struct shm_header *header = session->shm;
@@ -66,7 +73,7 @@ static void session_count(struct fake_session *session, uint32_t number)
 	atomic_store_explicit(&header->completions, n + 1, memory_order_release);
 	shm_fence();
 	if (shm_is_awaited(header, n + 1) && shm_disarm(header) == SHM_ARMED)
-		event_write(session->trainer_event);
+		wake_write(session);
 }
 
 static void session_end(struct fake_session *session, uint32_t number, int status, const char *text)
@@ -250,10 +257,11 @@ static void session_send(struct fake_session *session, Bps__Control__Message *me
 	}
 }
 
-static void session_map(struct fake *fake, struct fake_session *session, int *ret_memfd)
+static void session_map(struct fake *fake, struct fake_session *session, int *ret_memfd,
+			int *ret_wake)
 {
 	struct shm_header *header;
-	int fd = memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int fd = memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING), ends[2];
 
 	ASSERT_OK(ftruncate(fd, SHM_LEN));
 	if (!fake->unsealed)
@@ -267,7 +275,9 @@ static void session_map(struct fake *fake, struct fake_session *session, int *re
 	header->len = SHM_LEN;
 	atomic_store(&header->daemon_armed, 1); /* it sleeps until the first post */
 	session->daemon_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	session->trainer_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	ASSERT_OK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends));
+	session->trainer_event = ends[0];
+	*ret_wake = ends[1];
 	*ret_memfd = fd;
 }
 
@@ -275,7 +285,7 @@ static void answer_hello(struct fake *fake, struct fake_session *session, uint64
 {
 	Bps__Control__Welcome welcome = BPS__CONTROL__WELCOME__INIT;
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
-	_cleanup_(fd_closep) int memfd = -1;
+	_cleanup_(fd_closep) int memfd = -1, wake = -1;
 	int fds[3];
 
 	fake->told.hello_id = fake->hello_mute ? id : 0;
@@ -290,10 +300,10 @@ static void answer_hello(struct fake *fake, struct fake_session *session, uint64
 		(void)send(session->socket, "\xff\xff\xff", 3, MSG_NOSIGNAL);
 		return;
 	}
-	session_map(fake, session, &memfd);
+	session_map(fake, session, &memfd, &wake);
 	fds[0] = memfd;
 	fds[1] = session->daemon_event;
-	fds[2] = session->trainer_event;
+	fds[2] = wake;
 	welcome.version = fake->version ? fake->version : 1;
 	welcome.daemon = fake->daemon;
 	welcome.features = fake->features;
@@ -630,6 +640,8 @@ static struct fake_session *session_free(struct fake_session *session)
 {
 	if (!session)
 		return NULL;
+	/* Now, though the fake's thread may still poll it: before the other end of wake-ups is gone. */
+	(void)shutdown(session->socket, SHUT_RDWR);
 	fd_close(session->socket);
 	fd_close(session->daemon_event);
 	fd_close(session->trainer_event);
@@ -942,6 +954,13 @@ void fake_restart(struct fake *fake)
 		fake->sessions[i] = session_free(fake->sessions[i]);
 	fake->daemon++;
 	fake->told.shared_len = 0;
+}
+
+void fake_wake(struct fake *fake, unsigned n)
+{
+	FAKE_LOCKED(fake);
+	while (n--)
+		wake_write(fake_session(fake));
 }
 
 void fake_hide(struct fake *fake)

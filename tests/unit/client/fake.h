@@ -150,6 +150,8 @@ void fake_followed(struct fake *fake, int status, const char *text);
 void fake_begun(struct fake *fake, const struct bps_begun *begun, uint64_t first);
 void fake_all_follow(struct fake *fake, uint64_t turn, int status, const char *text);
 void fake_job_failed(struct fake *fake, uint64_t job, int status, const char *text);
+/* So many wake-ups, which lie there until they are read. */
+void fake_wake(struct fake *fake, unsigned n);
 /* A packet of no protocol. */
 void fake_send_garbage(struct fake *fake);
 /* Dies: every connection is closed. farewell: said before, or NULL. */

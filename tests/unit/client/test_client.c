@@ -334,6 +334,21 @@ TEST(daemon_sees_a_parent_whose_child_lives)
 	ASSERT_EQ(waitpid(pid, NULL, 0), pid);
 }
 
+/* Who is woken for them all sleeps again then. */
+TEST(wake_ups_that_lie_there_are_taken_at_once)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_open(fake);
+	struct pollfd news = { .fd = bps_client_fd(client), .events = POLLIN };
+
+	ASSERT_OK(bps_client_dispatch(client));
+	ASSERT_EQ(poll(&news, 1, 0), 0);
+	fake_wake(fake, 6);
+	ASSERT_EQ(poll(&news, 1, 0), 1);
+	ASSERT_OK(bps_client_dispatch(client));
+	ASSERT_EQ(poll(&news, 1, 0), 0);
+}
+
 TEST(objects_outlive_their_client)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();

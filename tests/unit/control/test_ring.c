@@ -44,6 +44,22 @@ static void clock_end(void)
 	clock_ns = 0;
 }
 
+/* What sends fail with, or 0; and how many have. */
+static int send_error;
+static unsigned n_unsent;
+
+ssize_t __real_send(int fd, const void *data, size_t len, int flags);
+ssize_t __wrap_send(int fd, const void *data, size_t len, int flags);
+
+ssize_t __wrap_send(int fd, const void *data, size_t len, int flags)
+{
+	if (!send_error)
+		return __real_send(fd, data, len, flags);
+	n_unsent++;
+	errno = send_error;
+	return -1;
+}
+
 /* A seal that the porter is asked for later. */
 static struct {
 	bool holds;
@@ -466,6 +482,30 @@ TEST(wake_up_that_is_full_blocks_nobody)
 		n++;
 	ASSERT_TRUE(n && n < 32);
 	ring_close(&ring);
+}
+
+/* Its trainer is not armed any more: no completion would wake it. */
+TEST(wake_up_for_which_there_is_no_memory_comes_later)
+{
+	static const int errors[] = { ENOBUFS, ENOMEM };
+
+	for (size_t i = 0; i < ARRAY_SIZE(errors); i++) {
+		struct ring ring;
+		struct pollfd wake;
+
+		ring_open(&ring, 1);
+		wake = (struct pollfd){ .fd = ring.trainers[0].wake, .events = POLLIN };
+		atomic_store(&((struct shm_header *)ring.trainers[0].shm)->trainer_armed,
+			     SHM_ARMED);
+		n_unsent = 0;
+		send_error = errors[i];
+		expect_sum(&ring, 1);
+		DOOR_UNTIL(ring.door, n_unsent >= 3);
+		ASSERT_EQ(poll(&wake, 1, 0), 0);
+		send_error = 0;
+		DOOR_UNTIL(ring.door, poll(&wake, 1, 0) == 1);
+		ring_close(&ring);
+	}
 }
 
 TEST(doorbell_need_not_ring_while_the_daemon_is_awake)
