@@ -27,7 +27,9 @@
 /* Whoever would make more looks so often whether they were taken, and goes on at last: 1 s. */
 #define WAIT_NS	  NSEC_PER_MSEC
 #define WAITS_MAX 1000u
+/* Accesses of a thread to one page in a row that find it neither watched nor made; and that find it made, and fail. */
 #define STALE_MAX 4u
+#define LOST_MAX  1000u
 
 static struct {
 	_Atomic int fd; /* userfaultfd, or -1 */
@@ -46,12 +48,20 @@ static bool is_full(void)
 	return atomic_load(&holes.n_made) - atomic_load(&holes.n_taken) >= RING / 2;
 }
 
+static bool is_taker(void)
+{
+	return pthread_equal(pthread_self(), holes.taker);
+}
+
+static void wait_once(void)
+{
+	(void)nanosleep(&(struct timespec){ .tv_nsec = (long)WAIT_NS }, NULL);
+}
+
 static void wait_while_full(void)
 {
-	struct timespec time = { .tv_nsec = (long)WAIT_NS };
-
 	for (unsigned i = 0; is_full() && i < WAITS_MAX; i++)
-		(void)nanosleep(&time, NULL);
+		wait_once();
 }
 
 static void note(uintptr_t page)
@@ -64,21 +74,47 @@ static void note(uintptr_t page)
 	(void)!write(holes.event, &one, sizeof(one));
 }
 
+/* The page that the thread has met last without making it, and what it was told instead, so often in a row. */
+static _Thread_local struct {
+	uintptr_t page;
+	int error;
+	unsigned n;
+} last;
+
+static unsigned count(uintptr_t page, int error)
+{
+	if (last.page != page || last.error != error)
+		last.n = 0;
+	last.page = page;
+	last.error = error;
+	return ++last.n;
+}
+
 /*
  * No watched memory is there: it may have been mapped anew since the access, which then finds what
  * is there now. Who comes back with the same page has met another kind of fault.
  */
-static bool is_stale(uintptr_t page)
+static bool is_stale(uintptr_t page, int error)
 {
-	static _Thread_local struct {
-		uintptr_t page;
-		unsigned n;
-	} last;
+	return count(page, error) < STALE_MAX;
+}
 
-	if (last.page != page)
-		last.n = 0;
-	last.page = page;
-	return ++last.n < STALE_MAX;
+/*
+ * Somebody has made the page since the access, which then finds it; or it cannot be had any more, as what could not be read from
+ * swap. Its owner answers for that as for a hole, and whoever touches it waits until other memory is there. The taker does not wait,
+ * and has met another kind of fault in the end. An owner that makes and gives back in turns is noted before.
+ */
+static bool is_there(uintptr_t page)
+{
+	unsigned n = count(page, EEXIST);
+
+	if (n % STALE_MAX)
+		return true;
+	note(page);
+	if (is_taker())
+		return n < LOST_MAX;
+	wait_once();
+	return true;
 }
 
 /* Returns whether the access is to be made again. */
@@ -88,10 +124,13 @@ static bool make(uintptr_t page)
 
 	if (!ioctl(holes.fd, UFFDIO_ZEROPAGE, &zero)) {
 		note(page);
+		last.n = 0;
 		return true;
 	}
-	/* Another thread has made it; or it is mapped anew just now, or there is no memory. */
-	return errno == EEXIST || errno == EAGAIN || errno == ENOMEM || is_stale(page);
+	if (errno == EEXIST)
+		return is_there(page);
+	/* It is mapped anew just now, or there is no memory. */
+	return errno == EAGAIN || errno == ENOMEM || is_stale(page, errno);
 }
 
 static void on_fault(int signal, siginfo_t *info, void *context)
@@ -100,7 +139,13 @@ static void on_fault(int signal, siginfo_t *info, void *context)
 	int saved = errno;
 
 	(void)context;
-	if (!pthread_equal(pthread_self(), holes.taker))
+	/* Broken memory, or somebody's signal: no access is sure to be made again. */
+	if (info->si_code != BUS_ADRERR) {
+		(void)sigaction(signal, &holes.before, NULL);
+		(void)raise(signal);
+		return;
+	}
+	if (!is_taker())
 		wait_while_full();
 	/* Else it is as if we had not been here: the access is made again. */
 	if (atomic_load(&holes.fd) < 0 || !make(page))
@@ -172,10 +217,12 @@ int holes_watch(void *data, size_t len)
 
 size_t holes_take(void **pages, size_t max)
 {
-	uint64_t count, one = 1;
+	uint64_t value, one = 1;
 	size_t n = 0;
 
-	(void)!read(holes.event, &count, sizeof(count));
+	/* The taker goes on: what it has met is not in a row with what it will. */
+	last.n = 0;
+	(void)!read(holes.event, &value, sizeof(value));
 	while (n < max && atomic_load(&holes.n_taken) != atomic_load(&holes.n_made)) {
 		_Atomic uintptr_t *slot = &holes.ring[atomic_load(&holes.n_taken) % RING];
 		uintptr_t page = atomic_exchange(slot, 0);

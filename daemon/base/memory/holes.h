@@ -2,7 +2,8 @@
  * Holes: pages that are not there, in memory that others share with this process and can give back at any time. To touch one
  * would make it, and charge it to our memory cgroup: a trainer that shares 3 GiB and punches them out would have a daemon
  * that is limited to 1 GiB killed. So a hole is met like any fault: by a signal, in which the page is made, noted, and whoever
- * touches more is kept waiting until the owner has seen to whose memory that is. Kernel accesses fail with EFAULT.
+ * touches more is kept waiting until the owner has seen to whose memory that is. Kernel accesses fail with EFAULT. Broken memory is
+ * no hole: it ends the process.
  *
  * By userfaultfd(2), which a sandbox may forbid: then nothing is seen. One for a process. Any thread, unless it says otherwise.
  */
