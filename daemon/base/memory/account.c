@@ -5,10 +5,15 @@
  */
 #include "base/memory/account.h"
 
+#include "base/clock.h"
+#include "base/memory/handout.h"
 #include "base/memory/unmap.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+/* Of what is left to others, so often at the most for one account. */
+#define LOOK_NS (20 * NSEC_PER_MSEC)
 
 /* What a kind is called, which option says how much there is of it, and what gives some back. */
 static const struct {
@@ -143,10 +148,24 @@ int account_no_memory(const struct account *account, int error, struct failure *
 			   error == ENOMEM ? "out of memory" : strerror(error));
 }
 
+/* What others have had may be gone since it was looked at. Who is always refused leaves others their looks. */
+static bool has_room_again(struct account *account, enum account_kind kind)
+{
+	uint64_t now_ns = clock_now_ns();
+
+	if (now_ns < account->look_ns)
+		return false;
+	account->look_ns = now_ns + LOOK_NS;
+	return handouts_look(&account->quotas[kind]);
+}
+
 int account_charge(struct account *account, enum account_kind kind, uint64_t amount,
 		   struct failure *failure)
 {
-	if (!quota_charge(account_quota(account, kind), amount))
+	struct quota *quota = account_quota(account, kind);
+
+	if (!quota_charge(quota, amount) ||
+	    (has_room_again(account, kind) && !quota_charge(quota, amount)))
 		return 0;
 	return account_full(account, kind, failure);
 }

@@ -26,6 +26,7 @@ struct account {
 	struct account *within; /* held while this one is; NULL: of all */
 	char name[128];
 	unsigned refs;
+	uint64_t look_ns; /* when what was left to others may be looked at for it */
 	struct quota quotas[ACCOUNT_KINDS];
 };
 

@@ -47,6 +47,7 @@ static struct {
 	size_t n_to_look;	    /* from the first on, in this round */
 	uint64_t began_ns, took_ns; /* this round, or the last */
 	uint64_t wait_ns;	    /* until the next, at least */
+	uint64_t asked_ns;	    /* handouts_look() does nothing until then */
 	struct loop_timer next;
 	struct chore looks;
 	bool said; /* that it cannot be told who has memory */
@@ -167,10 +168,8 @@ static void ignore_breaks(void)
 	(void)sigaction(SIGIO, &action, NULL);
 }
 
-static void look(void)
+static void look(struct handout *handout)
 {
-	struct handout *handout = list_first(&handouts.over, struct handout, link);
-
 	list_remove(&handout->link);
 	if (is_kept(handout)) {
 		list_push_back(&handouts.over, &handout->link);
@@ -186,7 +185,7 @@ static bool on_looks(struct chore *chore)
 {
 	(void)chore;
 	for (unsigned i = 0; i < LOOK_STEP && handouts.n_to_look; i++, handouts.n_to_look--)
-		look();
+		look(list_first(&handouts.over, struct handout, link));
 	if (handouts.n_to_look)
 		return true;
 	handouts.took_ns = clock_now_ns() - handouts.began_ns;
@@ -201,6 +200,37 @@ static void on_next(struct loop_timer *timer)
 	handouts.n_to_look = handouts.n_over;
 	handouts.began_ns = clock_now_ns();
 	loop_begin(handouts.loop, &handouts.looks);
+}
+
+static size_t look_at_some(const struct quota *quota)
+{
+	struct handout *handout, *next;
+	size_t n_over = handouts.n_over, n = 0, left = n_over;
+
+	list_for_each_safe (handout, next, &handouts.over, link) {
+		/* What was looked at is behind these. */
+		if (!left-- || n == LOOK_STEP)
+			break;
+		if (handout->quota != quota && handout->descriptors != quota)
+			continue;
+		look(handout);
+		n++;
+	}
+	handouts.n_to_look = MIN(handouts.n_to_look, handouts.n_over);
+	return n_over - handouts.n_over;
+}
+
+bool handouts_look(const struct quota *quota)
+{
+	uint64_t began_ns, now_ns;
+	size_t n_gone;
+
+	if (!handouts.n_over || (began_ns = clock_now_ns()) < handouts.asked_ns)
+		return false;
+	n_gone = look_at_some(quota);
+	now_ns = clock_now_ns();
+	handouts.asked_ns = now_ns + WAIT_SHARE * (now_ns - began_ns);
+	return n_gone;
 }
 
 void handouts_attach(struct loop *loop)

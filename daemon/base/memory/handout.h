@@ -30,6 +30,11 @@ enum handout_kind {
 void handouts_attach(struct loop *loop);
 /* The quotas go: what others still have is charged to nobody. Harmless when it was not attached. */
 void handouts_done(void);
+/*
+ * Looks at once at some of what is charged to this quota, which has no room, but takes no more than a share of the thread's time for
+ * all who ask. Returns whether any is gone.
+ */
+bool handouts_look(const struct quota *quota);
 /* How much of what was left is not gone. */
 size_t handouts_kept(void);
 

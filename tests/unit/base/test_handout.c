@@ -1,6 +1,7 @@
 /* Memory that was handed out is charged while others have it, in whatever way, and no longer; by a clock of its own. */
 #include "base/clock.h"
 #include "base/loop/loop.h"
+#include "base/memory/account.h"
 #include "base/memory/handout.h"
 #include "test.h"
 #include <fcntl.h>
@@ -16,6 +17,7 @@ enum { LEN = 1 << 20 };
 static uint64_t now_ns = NSEC_PER_SEC;
 static unsigned n_leases; /* asked for */
 static int lease_error;	  /* what that fails with, or 0 */
+static uint64_t lease_ns; /* how long that takes */
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ret);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
@@ -34,7 +36,10 @@ int __wrap_fcntl64(int fd, int command, ...)
 	va_start(args, command);
 	what = va_arg(args, long);
 	va_end(args);
-	n_leases += command == F_SETLEASE && what == F_WRLCK;
+	if (command == F_SETLEASE && what == F_WRLCK) {
+		n_leases++;
+		now_ns += lease_ns;
+	}
 	if (command == F_SETLEASE && lease_error) {
 		errno = lease_error;
 		return -1;
@@ -378,6 +383,125 @@ TEST(many_are_looked_at_in_steps)
 	ASSERT_EQ(handouts_kept(), 0);
 	wait_for(&bytes, 0);
 	wait_for(&descriptors, 0);
+	close_world(&world);
+}
+
+enum { USERS = 40 };
+
+/* Each user has what it may have, and others have it still. */
+struct users {
+	struct accounts all;
+	struct account *accounts[USERS];
+	struct memory kept[USERS];
+};
+
+static void open_users(struct users *users, unsigned n)
+{
+	struct accounts_params params = { .share = 100 };
+
+	for (unsigned kind = 0; kind < ACCOUNT_KINDS; kind++)
+		params.limits[kind] = (uint64_t)n * LEN;
+	*users = (struct users){ 0 };
+	accounts_init(&users->all, &params);
+	for (unsigned i = 0; i < n; i++) {
+		char name[16];
+		struct failure failure;
+		struct account *account;
+
+		(void)snprintf(name, sizeof(name), "user %u", i);
+		account = users->accounts[i] = account_get(&users->all, NULL, name);
+		ASSERT_OK(account_charge(account, ACCOUNT_MEMORY, LEN, &failure));
+		ASSERT_OK(account_charge(account, ACCOUNT_DESCRIPTORS, 1, &failure));
+		users->kept[i] = hand_out(O_RDWR);
+		quota_release(&bytes, LEN);
+		quota_release(&descriptors, 1);
+		/* So its pages are not given back, which another thread would do. */
+		ASSERT_OK(fcntl(users->kept[i].theirs, F_ADD_SEALS, F_SEAL_FUTURE_WRITE));
+		ASSERT_OK(munmap(users->kept[i].data, LEN));
+		handout_leave(HANDOUT_MEMORY, users->kept[i].kept,
+			      account_quota(account, ACCOUNT_DESCRIPTORS),
+			      account_quota(account, ACCOUNT_MEMORY), LEN);
+	}
+	ASSERT_EQ(handouts_kept(), n);
+	n_leases = 0;
+}
+
+static int ask(struct users *users, unsigned i, enum account_kind kind)
+{
+	struct failure failure;
+
+	return account_charge(users->accounts[i], kind, LEN, &failure);
+}
+
+static void close_users(struct users *users, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		(void)fd_close(users->kept[i].theirs);
+	handouts_done();
+	for (unsigned i = 0; i < n; i++)
+		(void)account_put(users->accounts[i]);
+	accounts_done(&users->all);
+}
+
+/* What was let go since the last look makes room, though the next is a second away. */
+TEST(who_has_no_room_is_looked_at_at_once)
+{
+	struct users users;
+	struct world world;
+
+	open_world(&world);
+	open_users(&users, 1);
+	pass(&world, 5000);
+	ASSERT_EQ(ask(&users, 0, ACCOUNT_MEMORY), -EDQUOT);
+	now_ns += NSEC_PER_SEC / 10;
+	users.kept[0].theirs = fd_close(users.kept[0].theirs);
+	ASSERT_OK(ask(&users, 0, ACCOUNT_MEMORY));
+	account_release(users.accounts[0], ACCOUNT_MEMORY, LEN);
+	close_users(&users, 1);
+	close_world(&world);
+}
+
+/* A user who asks all the time takes no other's looks. */
+TEST(who_is_always_refused_is_looked_at_seldom)
+{
+	struct users users;
+	struct world world;
+
+	open_world(&world);
+	open_users(&users, 2);
+	for (unsigned i = 0; i < 1000; i++)
+		ASSERT_EQ(ask(&users, 0, ACCOUNT_MEMORY), -EDQUOT);
+	ASSERT_EQ(n_leases, 1);
+	/* The other has its own; and of addresses nothing is charged that others could let go. */
+	ASSERT_EQ(ask(&users, 1, ACCOUNT_MEMORY), -EDQUOT);
+	ASSERT_EQ(n_leases, 2);
+	now_ns += NSEC_PER_SEC;
+	ASSERT_OK(ask(&users, 1, ACCOUNT_MAPPED));
+	ASSERT_OK(ask(&users, 1, ACCOUNT_MAPPED));
+	ASSERT_EQ(ask(&users, 1, ACCOUNT_MAPPED), -EDQUOT);
+	ASSERT_EQ(n_leases, 2);
+	account_release(users.accounts[1], ACCOUNT_MAPPED, 2 * (uint64_t)LEN);
+	close_users(&users, 2);
+	close_world(&world);
+}
+
+/* However many they are. */
+TEST(looks_for_who_is_refused_take_a_twentieth)
+{
+	struct users users;
+	struct world world;
+	uint64_t began_ns;
+
+	open_world(&world);
+	open_users(&users, USERS);
+	lease_ns = NSEC_PER_MSEC;
+	began_ns = now_ns;
+	for (unsigned i = 0; i < 100 * USERS; i++, now_ns += NSEC_PER_MSEC)
+		ASSERT_EQ(ask(&users, i % USERS, ACCOUNT_MEMORY), -EDQUOT);
+	ASSERT_TRUE(n_leases > 100);
+	ASSERT_TRUE((n_leases - 1) * lease_ns * 20 < now_ns - began_ns);
+	lease_ns = 0;
+	close_users(&users, USERS);
 	close_world(&world);
 }
 
