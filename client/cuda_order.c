@@ -29,9 +29,10 @@ struct cuda_flags *flags_map(int fd)
 }
 
 /*
- * A stream that waits may come to a flag long after everybody else is done with it, nothing tells
- * when, and the driver may make who unregisters memory wait for every stream. So what was
- * registered stays: some pages for each session.
+ * A stream that waits may come to a flag long after everybody else is done with it, and nothing
+ * tells when. Who unregisters memory may be made to wait for every stream of the context, of which
+ * one may wait for a rank that was lost, and so for ever. So what was registered stays mapped until
+ * the process ends, and the daemon charges the user for the session's ring as long.
  */
 static SLIST_HEAD(, cuda_flags) flags_kept = SLIST_HEAD_INITIALIZER(flags_kept);
 

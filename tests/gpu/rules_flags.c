@@ -282,6 +282,10 @@ static void see_while_waiting(void (*call)(struct attempt *), bool assumed_to_wa
 WHILE_WAITING(free, true, CU(cuMemFree(attempt->a)))
 WHILE_WAITING(alloc, false, CU(cuMemAlloc(&attempt->a, LEN)))
 WHILE_WAITING(register, false, CU(cuMemHostRegister(attempt->host, LEN, 0)))
+WHILE_WAITING(unregister, true, {
+	CU(cuMemHostRegister(attempt->host, LEN, 0));
+	CU(cuMemHostUnregister(attempt->host));
+})
 WHILE_WAITING(host_alloc, false, CU(cuMemHostAlloc(&attempt->host, LEN, 0)))
 WHILE_WAITING(stream, false, (void)stream_new())
 WHILE_WAITING(event, false, {
@@ -467,6 +471,8 @@ const struct rule flag_rules[] = {
 	  run_while_alloc },
 	{ "while-register", "cuMemHostRegister() while a stream waits", "returns", false, 1,
 	  run_while_register },
+	{ "while-unregister", "cuMemHostUnregister() while a stream waits", "waits", false, 1,
+	  run_while_unregister },
 	{ "while-host-alloc", "cuMemHostAlloc() while a stream waits", "returns", false, 1,
 	  run_while_host_alloc },
 	{ "while-open", "cuIpcOpenMemHandle() while a stream waits", "returns", false, 1,
