@@ -162,10 +162,6 @@ int rpc_credentials_of_server(const struct rpc_tls *tls, struct failure *failure
 	grpc_server_credentials *creds;
 	int r;
 
-	if (!tls) {
-		*ret_creds = grpc_insecure_server_credentials_create();
-		return 0;
-	}
 	r = pem_read(tls, failure, &pem);
 	if (r)
 		return error_trace(r);

@@ -89,7 +89,7 @@ struct rpc_server {
 	struct list silent; /* of these, those whose message has not come: the oldest first */
 	unsigned n_silent;
 	struct loop_timer silence; /* while there are some */
-	struct rpc_tcp *tcp;	   /* where we accept ourselves, or NULL */
+	struct rpc_tcp *tcp;	   /* NULL: the Unix socket */
 	struct rpc_op shutdown;
 	void (*gone)(void *user); /* optional: last thing, when it has been freed */
 	void *user;
@@ -105,15 +105,18 @@ void rpc_server_close(struct rpc_server *server);
 int rpc_address_split(const char *address, char *ret_host, size_t size, const char **ret_port);
 
 /*
- * tcp.c: connections without TLS, accepted by ourselves: gRPC takes as many as come. The server is made and not started yet. Port 0
- * picks one. Returns 0, or -errno with failure filled.
+ * tcp.c: connections over TCP, accepted by ourselves: gRPC takes as many as come. The server is made and not started yet. Port 0
+ * picks one; tls NULL: plaintext. Returns 0, or -errno with failure filled.
  */
-int rpc_tcp_listen(struct rpc_server *server, const char *address, uint16_t *ret_port,
-		   struct failure *failure);
-/* What gRPC calls a peer whom it knows by a descriptor, as it would if it had accepted him. */
+int rpc_tcp_listen(struct rpc_server *server, const char *address, const struct rpc_tls *tls,
+		   uint16_t *ret_port, struct failure *failure);
+/* peer: what gRPC calls it. What gRPC would call it if it had accepted the connection. */
 const char *rpc_tcp_peer(const struct rpc_tcp *tcp, const char *peer);
-/* Where it comes from, as base/source.h says; "" when its connection is gone. */
-const char *rpc_tcp_source(const struct rpc_tcp *tcp, const char *peer);
+/*
+ * Where it comes from, as base/source.h says; "" when its connection is gone, or known. is_known: it is from now on, and is not
+ * counted among those of its address.
+ */
+const char *rpc_tcp_source(const struct rpc_tcp *tcp, const char *peer, bool is_known);
 /* Returns NULL; takes NULL. */
 struct rpc_tcp *rpc_tcp_close(struct rpc_tcp *tcp);
 
@@ -137,9 +140,10 @@ grpc_byte_buffer *rpc_buffer_new(const void *data, size_t len);
 int rpc_buffer_read(grpc_byte_buffer *buffer, void **ret_data, size_t *ret_len);
 grpc_status_code rpc_code_of_errno(int status);
 int rpc_errno_of_code(grpc_status_code code);
-/* NULL tls: insecure. -errno comes with a failure. */
+/* -errno comes with a failure. A client has to show a certificate of the authority's. */
 int rpc_credentials_of_server(const struct rpc_tls *tls, struct failure *failure,
 			      grpc_server_credentials **ret_creds);
+/* NULL tls: insecure. */
 int rpc_credentials_of_channel(const struct rpc_tls *tls, struct failure *failure,
 			       grpc_channel_credentials **ret_creds);
 /* What must be said to the library before it is started: its log goes to ours, names are looked up by the system. */

@@ -80,9 +80,10 @@ void rpc_set_unix_idle_ms(struct rpc *rpc, unsigned idle_ms);
 /* Of these, without a message: beyond so many, or after so long, the oldest is cancelled. */
 #define RPC_SILENT_MAX 256u
 #define RPC_SILENT_MS  10000u
-/* Without TLS, of one address (base/source.h), as many messages come at once; other calls from there wait for them. */
+/* Over TCP, of clients whose certificate is not known: from one address (base/source.h) as many messages come at once; other calls
+ * from there wait for them. */
 #define RPC_RECEIVING_OF_ONE 4u
-/* Without TLS, of one address (base/source.h) and in all: more are closed at once. */
+/* Of such clients, connections from one address and in all; more are closed at once. With its first call a client with TLS is known. */
 #define RPC_TCP_OF_ONE	    64u
 #define RPC_TCP_CONNECTIONS 4096u
 void rpc_call_reply(struct rpc_call *call, const void *data, size_t len);

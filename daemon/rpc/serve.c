@@ -6,14 +6,11 @@
 
 #include "base/clock.h"
 #include "base/source.h"
-#include <arpa/inet.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
 #include <grpc/support/alloc.h>
-#include <netdb.h>
 #include <stdio.h>
-#include <sys/socket.h>
 
 #define CALLS_WAITING \
 	32 /* calls that gRPC may take without asking us; each is replaced as soon as a client has it */
@@ -245,13 +242,23 @@ void rpc_call_peer(const struct rpc_call *call, char ret_peer[RPC_PEER_MAX])
 	gpr_free(peer);
 }
 
-/* Where we have not accepted ourselves, clients are the operator's, or have a certificate. */
+/* Whether the client has shown a certificate that our authority has signed. */
+static bool is_authenticated(const struct rpc_call *call)
+{
+	grpc_auth_context *context = grpc_call_auth_context(call->call);
+	bool has_shown = context && grpc_auth_context_peer_is_authenticated(context);
+
+	grpc_auth_context_release(context);
+	return has_shown;
+}
+
+/* Where we have not accepted ourselves, clients are the operator's. */
 static void call_source(const struct rpc_call *call, char ret_source[SOURCE_MAX])
 {
 	char *peer = call->server->tcp ? grpc_call_get_peer(call->call) : NULL;
 
 	(void)snprintf(ret_source, SOURCE_MAX, "%s",
-		       peer ? rpc_tcp_source(call->server->tcp, peer) : "");
+		       peer ? rpc_tcp_source(call->server->tcp, peer, is_authenticated(call)) : "");
 	gpr_free(peer);
 }
 
@@ -271,11 +278,10 @@ static bool has_property(const grpc_auth_context *context, const char *property,
 bool rpc_call_is_named(const struct rpc_call *call, const char *name)
 {
 	grpc_auth_context *context = grpc_call_auth_context(call->call);
-	bool is_named;
+	bool is_named = is_authenticated(call) &&
+			(has_property(context, GRPC_X509_CN_PROPERTY_NAME, name) ||
+			 has_property(context, GRPC_X509_SAN_PROPERTY_NAME, name));
 
-	is_named = context && grpc_auth_context_peer_is_authenticated(context) &&
-		   (has_property(context, GRPC_X509_CN_PROPERTY_NAME, name) ||
-		    has_property(context, GRPC_X509_SAN_PROPERTY_NAME, name));
 	grpc_auth_context_release(context);
 	return is_named;
 }
@@ -496,12 +502,11 @@ static void on_shutdown(struct rpc_op *op, bool ok)
 int rpc_server_new(struct rpc *rpc, unsigned doors, struct rpc_server **ret_server)
 {
 	/*
-	 * No SO_REUSEPORT: two daemons on one port would share its clients. Connections that serve nothing are closed,
-	 * dead ones are found by pings. Clients may ping as we do ourselves. A stream's window stays as
-	 * it is, however fast its client sends: it is what we hold before we ask for its message.
+	 * Connections that serve nothing are closed, dead ones are found by pings. Clients may ping as we do
+	 * ourselves. A stream's window stays as it is, however fast its client sends: it is what we hold before we ask
+	 * for its message.
 	 */
 	grpc_arg values[] = {
-		INTEGER_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0),
 		INTEGER_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
 			    doors & RPC_DOOR_CLUSTER ? RPC_MESSAGE_MAX : RPC_REQUEST_MAX),
 		INTEGER_ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, 128),
@@ -579,60 +584,6 @@ int rpc_address_split(const char *address, char *ret_host, size_t size, const ch
 	return 0;
 }
 
-/* gRPC reports no reason when it cannot listen, so the reason is asked for beforehand, of the kernel. */
-static int try_bind(const char *address, struct failure *failure)
-{
-	const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE };
-	struct addrinfo *found = NULL;
-	const char *port;
-	char host[256];
-	int r, one = 1;
-
-	if (rpc_address_split(address, host, sizeof(host), &port) || !*host)
-		return failure_set(failure, -EINVAL, "%s: not host:port", address);
-	r = getaddrinfo(host, port, &hints, &found);
-	if (r)
-		return failure_set(failure, -EADDRNOTAVAIL, "%s: %s", address, gai_strerror(r));
-
-	for (struct addrinfo *a = found; a; a = a->ai_next) {
-		_cleanup_(fd_closep) int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-		r = fd < 0 ? -errno : 0;
-		if (fd >= 0) {
-			(void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-			/* Listening too: two that only bind may share a port. */
-			if (bind(fd, a->ai_addr, a->ai_addrlen) || listen(fd, 1))
-				r = -errno;
-		}
-		if (!r)
-			break;
-	}
-	freeaddrinfo(found);
-	return r ? failure_set(failure, r, "%s: %s", address, strerror(-r)) : 0;
-}
-
-/* The server is started whatever comes of it: so it is closed like any. */
-static int listen_with_tls(struct rpc_server *server, const char *address,
-			   const struct rpc_tls *tls, uint16_t *ret_port, struct failure *failure)
-{
-	grpc_server_credentials *creds;
-	int r, port;
-
-	r = try_bind(address, failure);
-	if (!r)
-		r = rpc_credentials_of_server(tls, failure, &creds);
-	if (r)
-		return r;
-	port = grpc_server_add_http2_port(server->server, address, creds);
-	grpc_server_credentials_release(creds);
-	if (port <= 0)
-		return failure_set(failure, -EINVAL,
-				   "%s: cannot be served; are %s and %s a certificate and its key?",
-				   address, tls->cert, tls->key);
-	*ret_port = (uint16_t)port;
-	return 0;
-}
-
 int rpc_listen(struct rpc *rpc, const char *address, unsigned doors, const struct rpc_tls *tls,
 	       uint16_t *ret_port, struct failure *failure)
 {
@@ -644,8 +595,8 @@ int rpc_listen(struct rpc *rpc, const char *address, unsigned doors, const struc
 	r = rpc_server_new(rpc, doors, &server);
 	if (r)
 		return failure_set(failure, r, "%s: %s", address, strerror(-r));
-	r = tls ? listen_with_tls(server, address, tls, ret_port, failure)
-		: rpc_tcp_listen(server, address, ret_port, failure);
+	r = rpc_tcp_listen(server, address, tls, ret_port, failure);
+	/* It is started whatever comes of it: so it is closed like any. */
 	started = rpc_server_start(server);
 	if (!r && started)
 		r = failure_set(failure, started, "%s: %s", address, strerror(-started));

@@ -1,8 +1,13 @@
 /*
- * TCP without TLS: whoever reaches the port may speak to gRPC, which takes all connections, and of each all streams, before anybody
- * is asked: some 12 KiB for the 14 bytes of a header. So we accept ourselves, as many connections as one address, and all together,
- * may have, and stand between: what a client sends goes on to gRPC over a socket pair, frame by frame of HTTP/2; streams no faster
- * than serve.c takes them, other frames no faster than anybody needs. Who sends more waits. Nothing else is looked at.
+ * TCP: whoever reaches the port may speak to gRPC, which takes all connections, and of each all streams, before anybody is asked:
+ * some 27 KiB for a TLS handshake that never ends, some 12 KiB for the 14 bytes of a header. So we accept ourselves, as many
+ * connections as one address, and all together, may have, and relay them to gRPC.
+ *
+ * Without TLS gRPC is given one end of a socket pair. What a client sends goes on frame by frame of HTTP/2: streams no faster than
+ * serve.c takes them, other frames no faster than anybody needs. Who sends more waits. Nothing else is looked at.
+ *
+ * With TLS, for which gRPC takes no descriptors, it listens at a Unix socket. That has no path once it is bound: we alone connect,
+ * by a descriptor of it. Bytes pass as they are. Who calls has shown a certificate of the authority's, and is counted no more.
  */
 #include "base/clock.h"
 #include "base/log.h"
@@ -12,17 +17,25 @@
 #include <fcntl.h>
 #include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
+#include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 /* Of one connection the kernel holds this, and as much again for itself. */
 #define INPUT_MAX	(32 << 10)
 #define LISTENERS_MAX	4		      /* addresses of one name */
 #define ACCEPT_PAUSE_NS (200 * NSEC_PER_MSEC) /* after running out of descriptors */
+#define GRPC_NAME_MAX	32
+#define GRPC_SOCKET	"bps-grpc.sock"
+/* With TLS gRPC accepts, soon, what we have connected: without a descriptor for it, it listens no more. */
+#define DESCRIPTORS_LEFT 64
 
 /* Streams of all connections; and of each one, frames that are neither streams nor what they carry. */
 #define STREAMS_S	2000
@@ -51,6 +64,7 @@ struct token_bucket {
 
 struct rpc_tcp {
 	struct rpc_server *server;
+	int tls_fd; /* the socket (O_PATH) that gRPC listens at; -1: without TLS */
 	struct listener listeners[LISTENERS_MAX];
 	unsigned n_listeners;
 	struct loop_timer pause;
@@ -64,6 +78,7 @@ struct rpc_tcp {
 /* One direction. What was read and is not written stays here, and until it is nothing more is read. */
 struct flow {
 	struct loop_source *from, *to;
+	bool is_scanned; /* for frames */
 	size_t at, len;
 	size_t ready; /* of these, may go on */
 	unsigned char data[4096];
@@ -72,17 +87,18 @@ struct flow {
 struct connection {
 	struct list link;
 	struct rpc_tcp *owner;
-	struct loop_source client, server; /* its socket; our end of the pair */
+	struct loop_source client, server; /* its socket; ours to gRPC, -1 while there is none */
 	struct flow in, out;		   /* by the client, to it */
 	struct token_bucket frames;
 	bool waits; /* for the next tokens */
+	bool known; /* has a certificate: not counted */
 	/* Of what the client sends. */
 	uint32_t skip; /* of the preface, or of a frame */
 	unsigned char head[FRAME_HEAD];
 	unsigned head_len;
-	int grpc_fd; /* that gRPC has, or had */
 	uint64_t number;
 	char from[SOURCE_MAX], name[RPC_PEER_MAX];
+	char grpc_name[GRPC_NAME_MAX]; /* that gRPC has for the peer */
 };
 
 static bool token_bucket_take(struct token_bucket *bucket, unsigned per_s, unsigned at_once)
@@ -169,8 +185,8 @@ static bool flow_pass(struct connection *connection, struct flow *flow)
 		const unsigned char *data = flow->data + flow->at;
 
 		if (!flow->ready)
-			flow->ready = flow == &connection->in ? scan(connection, data, flow->len)
-							      : flow->len;
+			flow->ready =
+				flow->is_scanned ? scan(connection, data, flow->len) : flow->len;
 		if (!flow->ready)
 			return true;
 		n = send(flow->to->fd, data, flow->ready, MSG_NOSIGNAL);
@@ -254,40 +270,107 @@ static void on_refill(struct loop_timer *timer)
 static bool may_connect(const struct rpc_tcp *tcp, const char *from)
 {
 	const struct connection *connection;
-	unsigned n = 0;
+	unsigned n = 0, n_all = 0;
 
-	list_for_each (connection, &tcp->connections, link)
-		n += !strcmp(connection->from, from);
-	if (n < RPC_TCP_OF_ONE && tcp->n_connections < RPC_TCP_CONNECTIONS)
+	list_for_each (connection, &tcp->connections, link) {
+		n += !connection->known && !strcmp(connection->from, from);
+		n_all += !connection->known;
+	}
+	if (n < RPC_TCP_OF_ONE && n_all < RPC_TCP_CONNECTIONS)
 		return true;
 	log_warning(
-		"gRPC, port without TLS: connection from %s closed: %u of at most %u from there, "
-		"%u of %u in all",
-		from, n, RPC_TCP_OF_ONE, tcp->n_connections, RPC_TCP_CONNECTIONS);
+		"gRPC: connection from %s closed: %u of at most %u from there, %u of %u in all%s",
+		from, n, RPC_TCP_OF_ONE, n_all, RPC_TCP_CONNECTIONS,
+		tcp->tls_fd < 0 ? "" : ", not counting those that have shown a certificate");
 	return false;
 }
 
 /* gRPC closes its end of the pair, in every case. */
-static int pass_on(struct rpc_tcp *tcp, struct connection *connection)
+static int give_pair(struct connection *connection)
 {
 	grpc_server_credentials *creds;
-	int r, pair[2];
+	int pair[2];
 
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair))
 		return error_origin(-errno);
 	connection->server.fd = pair[0];
-	connection->grpc_fd = pair[1];
-	r = loop_add(tcp->server->rpc->loop, &connection->client, EPOLLIN);
-	if (!r)
-		r = loop_add(tcp->server->rpc->loop, &connection->server, EPOLLIN);
-	if (r) {
-		fd_close(pair[1]);
-		return error_trace(r);
-	}
+	(void)snprintf(connection->grpc_name, GRPC_NAME_MAX, "fd:%d", pair[1]);
 	creds = grpc_insecure_server_credentials_create();
-	grpc_server_add_channel_from_fd(tcp->server->server, pair[1], creds);
+	grpc_server_add_channel_from_fd(connection->owner->server->server, pair[1], creds);
 	grpc_server_credentials_release(creds);
 	return 0;
+}
+
+/* The kernel gives our end a name that no other socket has, a zero byte and five digits: gRPC calls the peer by that. */
+static int connect_to_grpc(struct connection *connection)
+{
+	struct sockaddr_un to = { .sun_family = AF_UNIX }, own = { 0 };
+	_cleanup_(fd_closep) int fd =
+		socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	socklen_t len = sizeof(own);
+	struct rlimit limit;
+
+	if (fd < 0)
+		return error_origin(-errno);
+	if (!getrlimit(RLIMIT_NOFILE, &limit) && (rlim_t)fd + DESCRIPTORS_LEFT >= limit.rlim_cur)
+		return error_origin(-EMFILE);
+	(void)snprintf(to.sun_path, sizeof(to.sun_path), "/proc/self/fd/%d",
+		       connection->owner->tls_fd);
+	if (bind(fd, (struct sockaddr *)&to, sizeof(to.sun_family)) ||
+	    getsockname(fd, (struct sockaddr *)&own, &len) ||
+	    connect(fd, (struct sockaddr *)&to, sizeof(to)))
+		return error_origin(-errno);
+	(void)snprintf(connection->grpc_name, GRPC_NAME_MAX, "unix-abstract:%.*s",
+		       (int)(len - offsetof(struct sockaddr_un, sun_path) - 1), own.sun_path + 1);
+	connection->server.fd = TAKE_FD(fd);
+	return 0;
+}
+
+static void listen_for(struct rpc_tcp *tcp, uint32_t events)
+{
+	for (unsigned i = 0; i < tcp->n_listeners; i++)
+		(void)loop_modify(&tcp->listeners[i].source, events);
+}
+
+/*
+ * What passes, as the want of descriptors, or gRPC's backlog when it is full (-EAGAIN). The sockets would stay readable
+ * and keep us busy. Returns whether all waits for a while.
+ */
+static bool pause_after(struct rpc_tcp *tcp, int r)
+{
+	if (r != -EMFILE && r != -ENFILE && r != -ENOMEM && r != -ENOBUFS && r != -EAGAIN)
+		return false;
+	if (loop_timer_set(tcp->server->rpc->loop, &tcp->pause, clock_now_ns() + ACCEPT_PAUSE_NS))
+		return false;
+	listen_for(tcp, 0);
+	return true;
+}
+
+/* Who was accepted, and cannot be passed on yet, waits: nobody else is accepted meanwhile. */
+static void pass_on(struct connection *connection)
+{
+	struct rpc_tcp *tcp = connection->owner;
+	int r = tcp->tls_fd < 0 ? give_pair(connection) : connect_to_grpc(connection);
+
+	if (pause_after(tcp, r))
+		return;
+	if (!r)
+		r = loop_add(tcp->server->rpc->loop, &connection->client, EPOLLIN);
+	if (!r)
+		r = loop_add(tcp->server->rpc->loop, &connection->server, EPOLLIN);
+	if (r)
+		connection_free(connection);
+}
+
+static void on_pause_over(struct loop_timer *timer)
+{
+	struct rpc_tcp *tcp = container_of(timer, struct rpc_tcp, pause);
+	struct connection *connection, *next;
+
+	listen_for(tcp, EPOLLIN);
+	list_for_each_safe (connection, next, &tcp->connections, link)
+		if (connection->server.fd < 0)
+			pass_on(connection);
 }
 
 static void name_peer(int fd, char ret_name[RPC_PEER_MAX])
@@ -319,7 +402,9 @@ static void accept_one(struct rpc_tcp *tcp, int fd)
 		.owner = tcp,
 		.client = { .fd = fd, .ready = on_client },
 		.server = { .fd = -1, .ready = on_server },
-		.in = { .from = &connection->client, .to = &connection->server },
+		.in = { .from = &connection->client,
+			.to = &connection->server,
+			.is_scanned = tcp->tls_fd < 0 },
 		.out = { .from = &connection->server, .to = &connection->client },
 		.skip = PREFACE_LEN,
 		.number = tcp->n_accepted++,
@@ -330,21 +415,18 @@ static void accept_one(struct rpc_tcp *tcp, int fd)
 	(void)setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &input, sizeof(input));
 	list_push_back(&tcp->connections, &connection->link);
 	tcp->n_connections++;
-	if (pass_on(tcp, connection))
-		connection_free(connection);
+	pass_on(connection);
 }
 
-/* Returns NULL for what gRPC does not know by a descriptor. */
-static const struct connection *connection_of(const struct rpc_tcp *tcp, const char *peer)
+/* Returns NULL when it is gone. */
+static struct connection *connection_of(const struct rpc_tcp *tcp, const char *peer)
 {
-	const struct connection *found = NULL, *connection;
-	int fd;
+	struct connection *found = NULL, *connection;
 
-	if (sscanf(peer, "fd:%d", &fd) != 1)
-		return NULL;
-	/* The newest that it was given to has it. */
+	/* The newest that has the name: gRPC may use a descriptor again, the kernel a name. */
 	list_for_each (connection, &tcp->connections, link)
-		if (connection->grpc_fd == fd && (!found || found->number < connection->number))
+		if (!strcmp(connection->grpc_name, peer) &&
+		    (!found || found->number < connection->number))
 			found = connection;
 	return found;
 }
@@ -356,22 +438,13 @@ const char *rpc_tcp_peer(const struct rpc_tcp *tcp, const char *peer)
 	return connection ? connection->name : peer;
 }
 
-const char *rpc_tcp_source(const struct rpc_tcp *tcp, const char *peer)
+const char *rpc_tcp_source(const struct rpc_tcp *tcp, const char *peer, bool is_known)
 {
-	const struct connection *connection = connection_of(tcp, peer);
+	struct connection *connection = connection_of(tcp, peer);
 
-	return connection ? connection->from : "";
-}
-
-static void listen_for(struct rpc_tcp *tcp, uint32_t events)
-{
-	for (unsigned i = 0; i < tcp->n_listeners; i++)
-		(void)loop_modify(&tcp->listeners[i].source, events);
-}
-
-static void on_pause_over(struct loop_timer *timer)
-{
-	listen_for(container_of(timer, struct rpc_tcp, pause), EPOLLIN);
+	if (connection)
+		connection->known |= is_known;
+	return connection && !connection->known ? connection->from : "";
 }
 
 /* One connection a turn: who does nothing but connect takes turns with all else that the loop has. */
@@ -383,11 +456,8 @@ static void on_connect(struct loop_source *source, uint32_t events)
 	(void)events;
 	if (fd >= 0)
 		accept_one(tcp, fd);
-	/* Without descriptors the socket would stay readable and keep us busy. */
-	else if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) &&
-		 !loop_timer_set(tcp->server->rpc->loop, &tcp->pause,
-				 clock_now_ns() + ACCEPT_PAUSE_NS))
-		listen_for(tcp, 0);
+	else if (errno != EAGAIN)
+		(void)pause_after(tcp, -errno);
 }
 
 /* No SO_REUSEPORT: two daemons on one port would share its clients. */
@@ -458,6 +528,7 @@ struct rpc_tcp *rpc_tcp_close(struct rpc_tcp *tcp)
 
 	if (!tcp)
 		return NULL;
+	fd_close(tcp->tls_fd);
 	loop_timer_cancel(&tcp->pause);
 	loop_timer_cancel(&tcp->refill);
 	for (unsigned i = 0; i < tcp->n_listeners; i++) {
@@ -475,8 +546,69 @@ struct rpc_tcp *rpc_tcp_close(struct rpc_tcp *tcp)
 	return NULL;
 }
 
-int rpc_tcp_listen(struct rpc_server *server, const char *address, uint16_t *ret_port,
-		   struct failure *failure)
+/* mkdtemp(3)'s template: where this process may make files. Of several folders systemd makes a list with colons. */
+static void name_folder(char ret_path[PATH_MAX])
+{
+	const char *runtime = getenv("RUNTIME_DIRECTORY"), *temporary = getenv("TMPDIR");
+	const char *in = temporary && *temporary ? temporary : "/tmp";
+	size_t len = strlen(in);
+
+	if (runtime && *runtime) {
+		in = runtime;
+		len = strcspn(in, ":");
+	}
+	(void)snprintf(ret_path, PATH_MAX, "%.*s/bps-grpc-XXXXXX", (int)len, in);
+}
+
+/* By the folder's descriptor, as a socket's path may be shorter than that of the folder. */
+static int bind_in(struct rpc_tcp *tcp, int folder, const char *address, const struct rpc_tls *tls,
+		   grpc_server_credentials *creds, struct failure *failure)
+{
+	char path[64];
+
+	(void)snprintf(path, sizeof(path), "unix:/proc/self/fd/%d/" GRPC_SOCKET, folder);
+	if (grpc_server_add_http2_port(tcp->server->server, path, creds) <= 0)
+		return failure_set(failure, -EINVAL,
+				   "%s: cannot be served; are %s and %s a certificate and its key?",
+				   address, tls->cert, tls->key);
+	tcp->tls_fd = openat(folder, GRPC_SOCKET, O_PATH | O_CLOEXEC);
+	return tcp->tls_fd < 0 ? failure_set(failure, -errno, "%s: gRPC's socket: %s", address,
+					     strerror(errno))
+			       : 0;
+}
+
+/* Nobody else can enter the folder, and it is gone before this returns: a daemon that is killed leaves none. */
+static int listen_in_private(struct rpc_tcp *tcp, const char *address, const struct rpc_tls *tls,
+			     struct failure *failure)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	grpc_server_credentials *creds;
+	char folder[PATH_MAX];
+	int r;
+
+	r = rpc_credentials_of_server(tls, failure, &creds);
+	if (r)
+		return error_trace(r);
+	name_folder(folder);
+	if (mkdtemp(folder)) {
+		fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+		r = fd < 0 ? -errno : 0;
+		if (!r)
+			r = bind_in(tcp, fd, address, tls, creds, failure);
+		(void)unlinkat(fd, GRPC_SOCKET, 0);
+		(void)rmdir(folder);
+	} else {
+		r = -errno;
+	}
+	if (fd < 0)
+		r = failure_set(failure, r, "%s: gRPC's socket cannot be made in %s: %s", address,
+				folder, strerror(-r));
+	grpc_server_credentials_release(creds);
+	return r;
+}
+
+int rpc_tcp_listen(struct rpc_server *server, const char *address, const struct rpc_tls *tls,
+		   uint16_t *ret_port, struct failure *failure)
 {
 	struct rpc_tcp *tcp = calloc(1, sizeof(*tcp));
 	int r;
@@ -484,10 +616,13 @@ int rpc_tcp_listen(struct rpc_server *server, const char *address, uint16_t *ret
 	if (!tcp)
 		return failure_set(failure, -ENOMEM, "%s: out of memory", address);
 	tcp->server = server;
+	tcp->tls_fd = -1;
 	tcp->pause.expired = on_pause_over;
 	tcp->refill.expired = on_refill;
 	list_init(&tcp->connections);
 	r = listen_at_all(tcp, address, failure);
+	if (!r && tls)
+		r = listen_in_private(tcp, address, tls, failure);
 	if (r) {
 		(void)rpc_tcp_close(tcp);
 		return r;

@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -23,7 +24,8 @@ struct fixture {
 	struct rpc_method echo, refuse, never, count, flood;
 	struct rpc_call *held;
 	unsigned n_called, n_cancelled;
-	bool is_a; /* the last caller is called node-a, by its certificate */
+	bool is_a;		 /* the last caller is called node-a, by its certificate */
+	char peer[RPC_PEER_MAX]; /* where it comes from */
 	uint16_t port;
 	char address[64];
 	struct failure failure;
@@ -43,6 +45,7 @@ static void on_echo(void *user, struct rpc_call *call, const void *data, size_t 
 	f->n_called++;
 	f->is_a = rpc_call_is_named(call, "node-a") && !rpc_call_is_named(call, "node-") &&
 		  !rpc_call_is_named(call, "node-ab");
+	rpc_call_peer(call, f->peer);
 	rpc_call_reply(call, data, len);
 }
 
@@ -756,18 +759,27 @@ GRPC_TEST(unix_path_in_use)
 }
 
 /* Whether a client of ours, which trusts the server, is still connected after some seconds in which it says nothing. */
-static bool is_kept(const struct fixture *f, const struct certificates *c, bool has_certificate,
-		    unsigned seconds)
+static bool is_kept(struct fixture *f, const struct certificates *c, bool has_certificate,
+		    const char *from, unsigned seconds)
 {
 	char command[512], own[192] = "";
+	int status;
+	pid_t pid;
 
 	if (has_certificate)
 		(void)snprintf(own, sizeof(own), "-cert %s -key %s", c->cert, c->key);
 	(void)snprintf(command, sizeof(command),
-		       "timeout %u openssl s_client -connect %s -CAfile %s %s -alpn h2 -ign_eof "
-		       "</dev/null >/dev/null 2>&1; test $? = 124",
-		       seconds, f->address, c->ca, own);
-	return !system(command);
+		       "timeout %u openssl s_client -connect %s -bind %s:0 -CAfile %s %s -alpn h2 "
+		       "-ign_eof </dev/null >/dev/null 2>&1; test $? = 124",
+		       seconds, f->address, from, c->ca, own);
+	pid = fork();
+	ASSERT_INT(pid, >=, 0);
+	if (!pid) {
+		(void)execl("/bin/sh", "sh", "-c", command, NULL);
+		_exit(EXIT_FAILURE);
+	}
+	UNTIL(f, waitpid(pid, &status, WNOHANG) == pid);
+	return WIFEXITED(status) && !WEXITSTATUS(status);
 }
 
 GRPC_TEST(mutual_tls)
@@ -800,9 +812,244 @@ GRPC_TEST(mutual_tls)
 	rpc_channel_free(channel);
 	ASSERT_EQ(f.n_called, 1);
 	/* Nor is one kept that has no certificate at all, as one with a certificate is. */
-	ASSERT_TRUE(!is_kept(&f, &c, false, 20));
-	ASSERT_TRUE(is_kept(&f, &c, true, 1));
+	ASSERT_TRUE(!is_kept(&f, &c, false, "127.0.0.1", 20));
+	ASSERT_TRUE(is_kept(&f, &c, true, "127.0.0.1", 1));
 	stop(&f);
+}
+
+/* A stranger, who has said nothing yet. */
+static int connect_from(const struct fixture *f, const char *from)
+{
+	struct sockaddr_in own = { .sin_family = AF_INET }, to = own;
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	ASSERT_INT(fd, >=, 0);
+	ASSERT_EQ(inet_pton(AF_INET, from, &own.sin_addr), 1);
+	ASSERT_OK(bind(fd, (struct sockaddr *)&own, sizeof(own)));
+	to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	to.sin_port = htons(f->port);
+	ASSERT_OK(connect(fd, (struct sockaddr *)&to, sizeof(to)));
+	ASSERT_OK(fcntl(fd, F_SETFL, O_NONBLOCK));
+	return fd;
+}
+
+static bool is_closed(int fd)
+{
+	char data[256];
+	ssize_t n;
+
+	do
+		n = read(fd, data, sizeof(data));
+	while (n > 0);
+	return !n || errno != EAGAIN;
+}
+
+#define FEW (RPC_TCP_OF_ONE + 1)
+
+/* One more than may connect, of which the last is closed first: again, where they have run out of time already. */
+static void connect_too_many(struct fixture *f, const char *from, int fds[FEW])
+{
+	for (;;) {
+		for (unsigned i = 0; i < FEW; i++)
+			fds[i] = connect_from(f, from);
+		UNTIL(f, is_closed(fds[FEW - 1]));
+		if (!is_closed(fds[0]))
+			return;
+		for (unsigned i = 0; i < FEW; i++)
+			UNTIL(f, is_closed(fds[i]));
+		for (unsigned i = 0; i < FEW; i++)
+			fd_close(fds[i]);
+	}
+}
+
+static void close_all(int fds[FEW])
+{
+	for (unsigned i = 0; i < FEW; i++)
+		fd_close(fds[i]);
+}
+
+GRPC_TEST(one_address_has_few_connections)
+{
+	struct rpc_channel *channel;
+	struct fixture f;
+	struct question q;
+	int fds[FEW];
+
+	start(&f, NULL);
+	connect_too_many(&f, "127.0.0.2", fds);
+	channel = channel_to(&f, f.address, NULL);
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", "x", 1);
+	ASSERT_EQ(q.status, 0);
+	ASSERT_TRUE(!strncmp(f.peer, "ipv4:127.0.0.1:", 15));
+	rpc_channel_free(channel);
+	close_all(fds);
+	stop(&f);
+}
+
+GRPC_TEST(one_address_has_few_connections_with_tls)
+{
+	struct rpc_channel *channel;
+	struct certificates c;
+	struct fixture f;
+	struct question q;
+	int fds[FEW];
+
+	make_certificates(&c);
+	start(&f, &(struct rpc_tls){ c.ca, c.cert, c.key });
+	connect_too_many(&f, "127.0.0.2", fds);
+	channel = channel_to(&f, f.address, &(struct rpc_tls){ c.ca, c.cert, c.key });
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", "x", 1);
+	ASSERT_EQ(q.status, 0);
+	rpc_channel_free(channel);
+	/* Who says nothing makes room for others. */
+	for (unsigned i = 0; i < FEW; i++)
+		UNTIL(&f, is_closed(fds[i]));
+	ASSERT_TRUE(is_kept(&f, &c, true, "127.0.0.2", 1));
+	close_all(fds);
+	stop(&f);
+}
+
+GRPC_TEST(who_has_a_certificate_may_connect_beside_strangers)
+{
+	char peers[FEW][RPC_PEER_MAX];
+	struct rpc_channel *channels[FEW];
+	struct certificates c;
+	struct fixture f;
+	struct question q;
+	int fds[FEW];
+
+	make_certificates(&c);
+	start(&f, &(struct rpc_tls){ c.ca, c.cert, c.key });
+	for (unsigned i = 0; i < FEW; i++) {
+		channels[i] = channel_to(&f, f.address, &(struct rpc_tls){ c.ca, c.cert, c.key });
+		ask(&f, channels[i], &q, "/test.Test/EchoWhateverIsSent", "x", 1);
+		ASSERT_EQ(q.status, 0);
+		ASSERT_TRUE(!strncmp(f.peer, "ipv4:127.0.0.1:", 15));
+		memcpy(peers[i], f.peer, sizeof(f.peer));
+		for (unsigned j = 0; j < i; j++)
+			ASSERT_TRUE(strcmp(peers[i], peers[j]));
+	}
+	connect_too_many(&f, "127.0.0.1", fds);
+	for (unsigned i = 0; i < FEW; i++) {
+		ask(&f, channels[i], &q, "/test.Test/EchoWhateverIsSent", "x", 1);
+		ASSERT_EQ(q.status, 0);
+		ASSERT_STR(f.peer, peers[i]);
+		rpc_channel_free(channels[i]);
+	}
+	close_all(fds);
+	stop(&f);
+}
+
+/* The client's process: is told the port, calls once, tells whether that was answered. */
+static int call_one(int port_fd, const struct rpc_tls *tls)
+{
+	struct rpc_channel *channel;
+	struct fixture f;
+	struct question q;
+
+	start_bare(&f);
+	ASSERT_EQ(read(port_fd, &f.port, sizeof(f.port)), sizeof(f.port));
+	(void)snprintf(f.address, sizeof(f.address), "127.0.0.1:%u", f.port);
+	channel = channel_to(&f, f.address, tls);
+	question_init(&q, "/test.Test/EchoWhateverIsSent", "x", 1);
+	q.request.deadline_ms = 0;
+	rpc_request_start(channel, &q.request);
+	UNTIL(&f, q.is_done);
+	rpc_channel_free(channel);
+	stop(&f);
+	return q.status ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+/* The lowest that are free. */
+static void next_descriptors(int *ret_fds, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		ret_fds[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	for (unsigned i = 0; i < n; i++)
+		fd_close(ret_fds[i]);
+}
+
+GRPC_TEST(who_comes_without_descriptors_waits)
+{
+	struct rlimit limit, low;
+	struct certificates c;
+	struct fixture f;
+	int pipe_fds[2], status, next[3], now;
+	pid_t pid;
+
+	make_certificates(&c);
+	ASSERT_OK(pipe2(pipe_fds, O_CLOEXEC));
+	pid = fork();
+	ASSERT_INT(pid, >=, 0);
+	if (!pid)
+		_exit(call_one(pipe_fds[0], &(struct rpc_tls){ c.ca, c.cert, c.key }));
+	start(&f, &(struct rpc_tls){ c.ca, c.cert, c.key });
+	ASSERT_EQ(write(pipe_fds[1], &f.port, sizeof(f.port)), sizeof(f.port));
+	/* Two: enough for us, but gRPC, which needs one, would never listen again. So the second is left. */
+	ASSERT_OK(getrlimit(RLIMIT_NOFILE, &limit));
+	next_descriptors(next, 3);
+	low = (struct rlimit){ (rlim_t)next[2], limit.rlim_max };
+	ASSERT_OK(setrlimit(RLIMIT_NOFILE, &low));
+	do {
+		ASSERT_INT(loop_turn(f.loop, 1000), >=, 0);
+		next_descriptors(&now, 1);
+	} while (now != next[1]);
+	ASSERT_INT(loop_turn(f.loop, 1000), >=, 0);
+	ASSERT_EQ(f.n_called, 0);
+	ASSERT_OK(setrlimit(RLIMIT_NOFILE, &limit));
+	UNTIL(&f, waitpid(pid, &status, WNOHANG) == pid);
+	ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS);
+	fd_close(pipe_fds[0]);
+	fd_close(pipe_fds[1]);
+	stop(&f);
+}
+
+static unsigned entries_of(const char *path)
+{
+	DIR *folder = opendir(path);
+	unsigned n = 0;
+
+	ASSERT_TRUE(folder);
+	while (readdir(folder))
+		n++;
+	(void)closedir(folder);
+	return n;
+}
+
+GRPC_TEST(the_socket_between_has_no_path)
+{
+	char folder[200], list[256], address[32];
+	struct certificates c;
+	struct fixture f;
+	uint16_t port;
+
+	make_certificates(&c);
+	/* Longer than a socket's path may be. */
+	(void)snprintf(folder, sizeof(folder), "%s/%0120d", test_dir(), 0);
+	(void)snprintf(list, sizeof(list), "%s:/nowhere", folder);
+	ASSERT_OK(setenv("TMPDIR", "/nowhere/at/all", 1));
+	start_bare(&f);
+	ASSERT_EQ(rpc_listen(f.rpc, "127.0.0.1:0", RPC_DOOR_OPERATORS,
+			     &(struct rpc_tls){ c.ca, c.cert, c.key }, &port, &f.failure),
+		  -ENOENT);
+	ASSERT_CONTAINS(f.failure.text, "/nowhere/at/all");
+	stop(&f);
+
+	ASSERT_OK(mkdir(folder, 0700));
+	ASSERT_OK(setenv("RUNTIME_DIRECTORY", list, 1));
+	start(&f, &(struct rpc_tls){ c.ca, c.cert, c.key });
+	ASSERT_EQ(entries_of(folder), 2);
+	ASSERT_TRUE(is_kept(&f, &c, true, "127.0.0.1", 1));
+	ASSERT_INT(rpc_listen(f.rpc, "127.0.0.1:0", RPC_DOOR_OPERATORS,
+			      &(struct rpc_tls){ c.ca, c.cert, c.other_key }, &port, &f.failure),
+		   <, 0);
+	(void)snprintf(address, sizeof(address), "127.0.0.1:%u", f.port);
+	ASSERT_EQ(rpc_listen(f.rpc, address, RPC_DOOR_OPERATORS,
+			     &(struct rpc_tls){ c.ca, c.cert, c.key }, &port, &f.failure),
+		  -EADDRINUSE);
+	ASSERT_EQ(entries_of(folder), 2);
+	stop(&f);
+	ASSERT_EQ(entries_of(folder), 2);
 }
 
 GRPC_TEST(tls_files_are_named)
