@@ -809,6 +809,46 @@ def test_calls_of_headers_alone_cost_little():
         honest.step()
 
 
+CERTIFICATES = '''openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=ca -keyout ca.key -out ca.pem
+openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=n0 -keyout a.key -out a.csr
+printf "subjectAltName=DNS:n0,DNS:s0,IP:$1,IP:$2" >ext
+openssl x509 -req -in a.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out a.pem'''
+
+
+def test_handshakes_that_never_end_cost_little():
+    """At a coordinator's port with certificates, which strangers have not: 3000 connections that say nothing, from the address from
+    which the members come. These go on to be heard there."""
+    if not shutil.which('openssl'):
+        raise Skip('no openssl(1) to make certificates with')
+    longest, connections = [0], []
+
+    def attack():
+        for i in range(3000):
+            connections.append(socket.create_connection((host, int(port) + 1)))
+            if i % 100 == 99:
+                longest[0] = max(longest[0], rss(coordinator))
+        wait_for('those beyond the limit are closed', lambda: coordinator.text().count('of at most 64 from there') > 100)
+    with tempfile.TemporaryDirectory(prefix='bps-tls-') as folder:
+        tls = [f'--tls-{k}={folder}/{f}' for k, f in (('ca', 'ca.pem'), ('cert', 'a.pem'), ('key', 'a.key'))]
+        cluster = Cluster(1, 1, source='coordinator', options=['--lease=5s', *tls], start=False)
+        hosts = [address.rsplit(':', 1)[0] for address in cluster.addresses]
+        subprocess.run(['sh', '-e', '-c', CERTIFICATES, 'sh', *hosts], cwd=folder, check=True, capture_output=True)
+        with cluster:
+            cluster.daemons = [cluster.start(i, wait=False) for i in range(2)]
+            for daemon in cluster.daemons:
+                daemon.ready()
+            coordinator, honest = cluster.daemons[1], Honest(cluster, force_distributed=1)
+            host, port = cluster.addresses[1].rsplit(':', 1)
+            before = rss(coordinator)
+            honest.beside(attack)
+            print(f'  {(longest[0] - before) / MIB:.0f} MiB')
+            assert SANITIZED or longest[0] - before < 16 * MIB, longest
+            assert 'dropped' not in cluster.logs() and len(coordinator.ctl('nodes')['nodes']) == 2
+            for one in connections:
+                one.close()
+            honest.step()
+
+
 class HalfCalls:
     """A connection of HTTP/2 whose calls are of 4 MiB: each sends what it is let, but for the last byte."""
 
