@@ -40,7 +40,7 @@ def with_daemon(test, *options):
         beside.step()
         assert daemon.alive()
         wait_for('descriptors given back', lambda: daemon.fds() <= fds)
-        wait_for('mappings given back', lambda: SANITIZED or daemon.maps() <= maps + 8)  # a sanitizer maps memory itself
+        wait_for('mappings given back', lambda: daemon.maps() <= maps)
 
 
 def ready(daemon, length=1 << 16, features=0, **join):

@@ -70,7 +70,7 @@ def round_trip(cluster, layout, trainers, number):
 
 def gives_back(daemon, maps, rss=sys.maxsize):
     """A thread of the daemon's does so. A sanitizer keeps freed memory for a while; it reports leaks itself when the daemon ends."""
-    wait_for(f'no more than {maps} mappings', lambda: SANITIZED or daemon.maps() <= maps)
+    wait_for(f'no more than {maps} mappings', lambda: daemon.maps() <= maps)
     wait_for(f'no more than {rss} bytes', lambda: SANITIZED or daemon.rss() <= rss)
 
 

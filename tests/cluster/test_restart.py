@@ -496,9 +496,8 @@ def test_a_thousand_jobs_leave_nothing_behind():
         daemon = cluster.daemons[0]
         before = daemon.fds(), daemon.maps()
         jobs(1000, 1)
-        # The thread sanitizer maps memory for threads by itself.
         wait_for('descriptors and maps are given back',
-                 lambda: daemon.fds() <= before[0] and (TSAN or daemon.maps() <= before[1] + 4))
+                 lambda: daemon.fds() <= before[0] and daemon.maps() <= before[1])
         assert not keeper.restarts
 
 

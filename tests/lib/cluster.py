@@ -193,8 +193,9 @@ class Daemon(Process):
         return names
 
     def maps(self):
+        """Of memory that others have, too. Its own comes and goes with threads, whose stacks the C library keeps."""
         with open(f'/proc/{self.pid}/maps') as file:
-            return sum(1 for _ in file)
+            return sum(line.split()[1].endswith('s') for line in file)
 
     def state(self):
         """As the kernel calls it: T is stopped."""
