@@ -721,11 +721,12 @@ static void *fake_thread(void *data)
 			if (fake->listener < 0)
 				return NULL;
 		}
-		if (fds[1].revents & POLLIN)
-			fake_accept(fake);
 		for (unsigned i = 0; i < FAKE_SESSIONS; i++)
 			if (fake->sessions[i] && fds[2 + 2 * i].fd == fake->sessions[i]->socket)
 				fake_work(fake, i, fds[2 + 2 * i].revents);
+		/* Last: a new session may have the descriptor of one that has ended since the poll. */
+		if (fds[1].revents & POLLIN)
+			fake_accept(fake);
 	}
 }
 
