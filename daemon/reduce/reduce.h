@@ -104,14 +104,17 @@ struct reduce_entry {
 /* To look at an entry or a row once takes as long as so many bytes that are summed: for who shares the time out. */
 #define ROWS_LOOK_COST 256u
 /* What a task does before others have their turn. */
-#define ROWS_LOOKS ((size_t)64 << 10)
+#define ROWS_LOOKS (UINT64_C(64) << 10)
 /* As many take as long as to make a piece of a list. */
 #define ROWS_PIECE_LOOKS 64
 
-/* n were looked at, and so many bytes summed or copied, of what was to be done. */
-static inline void reduce_looked(size_t *looks, size_t n, uint64_t bytes)
+/*
+ * n were looked at, and so many bytes summed or copied, of *looks that a task may. What it has done more, as of a row that is given a
+ * million times, is no part of what it may do in its next runs.
+ */
+static inline void reduce_looked(int64_t *looks, uint64_t n, uint64_t bytes)
 {
-	*looks -= MIN((uint64_t)*looks, n + bytes / ROWS_LOOK_COST);
+	*looks -= (int64_t)(n + bytes / ROWS_LOOK_COST);
 }
 
 /* A sort by row, as far as it has come: those of one row keep their order. The sort's, but for entries. */
@@ -132,7 +135,7 @@ void reduce_sort_start(struct reduce_sort *sort, struct reduce_entry *entries,
  * Looks at *looks entries at most, and takes those off that it has looked at. Returns whether all are sorted: sort->entries
  * has them then, whichever it was of the two, and the scratch nothing of use.
  */
-bool reduce_sort_step(struct reduce_sort *sort, size_t *looks);
+bool reduce_sort_step(struct reduce_sort *sort, int64_t *looks);
 
 /* A list of rows with their values, ascending, each row once; it may be in pieces. */
 struct reduce_piece {

@@ -48,18 +48,18 @@ static void move(struct reduce_sort *sort, size_t end)
 }
 
 /* By the digits of the row, the least first: each pass keeps the order of what is equal in it. */
-bool reduce_sort_step(struct reduce_sort *sort, size_t *looks)
+bool reduce_sort_step(struct reduce_sort *sort, int64_t *looks)
 {
 	while (sort->n && sort->shift < 63 && (sort->n_rows - 1) >> sort->shift) {
-		size_t end = sort->at + MIN(*looks, sort->n - sort->at);
+		size_t end = sort->at + MIN((size_t)MAX(*looks, 0), sort->n - sort->at);
 
-		if (!*looks)
+		if (*looks <= 0)
 			return false;
 		if (sort->is_counted)
 			move(sort, end);
 		else
 			count(sort, end);
-		*looks -= end - sort->at;
+		reduce_looked(looks, end - sort->at, 0);
 		sort->is_counted ^= end == sort->n;
 		sort->at = end < sort->n ? end : 0;
 	}

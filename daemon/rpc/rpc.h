@@ -83,9 +83,12 @@ void rpc_set_unix_idle_ms(struct rpc *rpc, unsigned idle_ms);
 /* Over TCP, of clients whose certificate is not known: from one address (base/source.h) as many messages come at once; other calls
  * from there wait for them. */
 #define RPC_RECEIVING_OF_ONE 4u
-/* Of such clients, connections from one address and in all; more are closed at once. With its first call a client with TLS is known. */
+/* Without TLS, connections from one address and in all: more are closed at once. */
 #define RPC_TCP_OF_ONE	    64u
 #define RPC_TCP_CONNECTIONS 4096u
+/* With TLS, until a client has made its first call: beyond so many, a new one takes the place of any of them. */
+#define RPC_TLS_OF_ONE	    256u
+#define RPC_TLS_CONNECTIONS 1024u
 void rpc_call_reply(struct rpc_call *call, const void *data, size_t len);
 void rpc_call_end(struct rpc_call *call); /* ends a stream in good order */
 void rpc_call_send(struct rpc_call *call, const void *data,

@@ -24,6 +24,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <sys/epoll.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -70,6 +71,7 @@ struct rpc_tcp {
 	struct loop_timer pause;
 	struct list connections;
 	unsigned n_connections;
+	unsigned n_unheard;  /* of these, those that gRPC may have yet to accept */
 	uint64_t n_accepted; /* ever */
 	struct token_bucket streams;
 	struct loop_timer refill; /* while somebody waits for that */
@@ -92,6 +94,7 @@ struct connection {
 	struct token_bucket frames;
 	bool waits; /* for the next tokens */
 	bool known; /* has a certificate: not counted */
+	bool heard; /* gRPC has it, and has said something */
 	/* Of what the client sends. */
 	uint32_t skip; /* of the preface, or of a frame */
 	unsigned char head[FRAME_HEAD];
@@ -158,6 +161,12 @@ static size_t scan(struct connection *connection, const unsigned char *data, siz
 	return at;
 }
 
+static void connection_heard(struct connection *connection)
+{
+	connection->owner->n_unheard -= !connection->heard;
+	connection->heard = true;
+}
+
 static void connection_free(struct connection *connection)
 {
 	loop_remove(&connection->client);
@@ -166,6 +175,7 @@ static void connection_free(struct connection *connection)
 	fd_close(connection->server.fd);
 	list_remove(&connection->link);
 	connection->owner->n_connections--;
+	connection_heard(connection);
 	free(connection);
 }
 
@@ -178,6 +188,8 @@ static bool flow_pass(struct connection *connection, struct flow *flow)
 		n = read(flow->from->fd, flow->data, sizeof(flow->data));
 		if (n <= 0)
 			return n && (errno == EAGAIN || errno == EINTR);
+		if (flow == &connection->out)
+			connection_heard(connection);
 		flow->at = 0;
 		flow->len = (size_t)n;
 	}
@@ -267,22 +279,61 @@ static void on_refill(struct loop_timer *timer)
 	}
 }
 
-static bool may_connect(const struct rpc_tcp *tcp, const char *from)
+static bool is_counted(const struct connection *connection, const char *from)
+{
+	return !connection->known && (!from || !strcmp(connection->from, from));
+}
+
+/* From NULL: from anywhere. */
+static unsigned count_from(const struct rpc_tcp *tcp, const char *from)
 {
 	const struct connection *connection;
-	unsigned n = 0, n_all = 0;
+	unsigned n = 0;
 
+	list_for_each (connection, &tcp->connections, link)
+		n += is_counted(connection, from);
+	return n;
+}
+
+/* One of n. Chance says which: who comes again and again is as likely to lose a place as to take one. */
+static void close_any(struct rpc_tcp *tcp, const char *from, unsigned n)
+{
+	struct connection *connection;
+	unsigned chosen = 0;
+
+	/* Without it the oldest. */
+	(void)!getrandom(&chosen, sizeof(chosen), GRND_NONBLOCK);
+	chosen %= n;
 	list_for_each (connection, &tcp->connections, link) {
-		n += !connection->known && !strcmp(connection->from, from);
-		n_all += !connection->known;
+		if (!is_counted(connection, from) || chosen--)
+			continue;
+		connection_free(connection);
+		return;
 	}
-	if (n < RPC_TCP_OF_ONE && n_all < RPC_TCP_CONNECTIONS)
+}
+
+/*
+ * Who has a certificate shows it in no time, and is not counted then: so with TLS there is always a place for a newcomer, whoever
+ * has taken all that there are, also from where the newcomer is.
+ */
+static bool has_place(struct rpc_tcp *tcp, const char *from)
+{
+	bool tls = tcp->tls_fd >= 0;
+	unsigned n = count_from(tcp, from), n_all = count_from(tcp, NULL);
+	unsigned most = tls ? RPC_TLS_OF_ONE : RPC_TCP_OF_ONE;
+	unsigned most_all = tls ? RPC_TLS_CONNECTIONS : RPC_TCP_CONNECTIONS;
+
+	if (n < most && n_all < most_all)
 		return true;
-	log_warning(
-		"gRPC: connection from %s closed: %u of at most %u from there, %u of %u in all%s",
-		from, n, RPC_TCP_OF_ONE, n_all, RPC_TCP_CONNECTIONS,
-		tcp->tls_fd < 0 ? "" : ", not counting those that have shown a certificate");
-	return false;
+	log_warning("gRPC: %s connection from %s closed: %u of at most %u from there, %u of %u "
+		    "in all%s",
+		    tls ? "one for another" : "a", from, n, most, n_all, most_all,
+		    tls ? ", without those that have shown a certificate" : "");
+	if (tls && n >= most)
+		close_any(tcp, from, n);
+	else if (tls)
+		close_any(tcp, NULL, n_all);
+	return tls;
 }
 
 /* gRPC closes its end of the pair, in every case. */
@@ -304,6 +355,7 @@ static int give_pair(struct connection *connection)
 /* The kernel gives our end a name that no other socket has, a zero byte and five digits: gRPC calls the peer by that. */
 static int connect_to_grpc(struct connection *connection)
 {
+	const struct rpc_tcp *tcp = connection->owner;
 	struct sockaddr_un to = { .sun_family = AF_UNIX }, own = { 0 };
 	_cleanup_(fd_closep) int fd =
 		socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -312,10 +364,10 @@ static int connect_to_grpc(struct connection *connection)
 
 	if (fd < 0)
 		return error_origin(-errno);
-	if (!getrlimit(RLIMIT_NOFILE, &limit) && (rlim_t)fd + DESCRIPTORS_LEFT >= limit.rlim_cur)
+	if (!getrlimit(RLIMIT_NOFILE, &limit) &&
+	    (rlim_t)fd + tcp->n_unheard + DESCRIPTORS_LEFT >= limit.rlim_cur)
 		return error_origin(-EMFILE);
-	(void)snprintf(to.sun_path, sizeof(to.sun_path), "/proc/self/fd/%d",
-		       connection->owner->tls_fd);
+	(void)snprintf(to.sun_path, sizeof(to.sun_path), "/proc/self/fd/%d", tcp->tls_fd);
 	if (bind(fd, (struct sockaddr *)&to, sizeof(to.sun_family)) ||
 	    getsockname(fd, (struct sockaddr *)&own, &len) ||
 	    connect(fd, (struct sockaddr *)&to, sizeof(to)))
@@ -342,6 +394,7 @@ static bool pause_after(struct rpc_tcp *tcp, int r)
 		return false;
 	if (loop_timer_set(tcp->server->rpc->loop, &tcp->pause, clock_now_ns() + ACCEPT_PAUSE_NS))
 		return false;
+	log_warning("gRPC: no connection is accepted for a moment: %s", strerror(-r));
 	listen_for(tcp, 0);
 	return true;
 }
@@ -393,7 +446,7 @@ static void accept_one(struct rpc_tcp *tcp, int fd)
 	int on = 1, input = INPUT_MAX;
 
 	source_of(fd, from);
-	connection = may_connect(tcp, from) ? calloc(1, sizeof(*connection)) : NULL;
+	connection = has_place(tcp, from) ? calloc(1, sizeof(*connection)) : NULL;
 	if (!connection) {
 		fd_close(fd);
 		return;
@@ -415,6 +468,7 @@ static void accept_one(struct rpc_tcp *tcp, int fd)
 	(void)setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &input, sizeof(input));
 	list_push_back(&tcp->connections, &connection->link);
 	tcp->n_connections++;
+	tcp->n_unheard++;
 	pass_on(connection);
 }
 

@@ -31,11 +31,12 @@ struct takers {
 
 struct step {
 	/* Looks at *looks entries or rows at most, or does what takes as long. Returns whether it is over, and not when it sets rows->status. */
-	bool (*run)(struct agent_rows *rows, size_t *looks);
+	bool (*run)(struct agent_rows *rows, int64_t *looks);
 };
 
 struct agent_rows_work {
 	const struct step *step;
+	int64_t debt;	 /* looks that runs have taken beyond what they may */
 	uint32_t number; /* of a rank or a server, */
 	uint64_t at;	 /* and of its rows: how far the step has come */
 	/* Of a sort. */
@@ -110,7 +111,7 @@ struct agent_rows_work *agent_rows_work_free(struct agent_rows_work *work)
 static void run(struct task *task, const struct step *steps, int (*make)(struct agent_rows *rows))
 {
 	struct agent_rows *rows = container_of(task, struct agent_rows, task);
-	size_t looks = ROWS_LOOKS;
+	int64_t looks = (int64_t)ROWS_LOOKS;
 
 	if (!rows->work) {
 		rows->work = calloc(1, sizeof(*rows->work));
@@ -118,14 +119,18 @@ static void run(struct task *task, const struct step *steps, int (*make)(struct 
 		if (!rows->status)
 			rows->work->step = steps;
 	}
-	while (!rows->status && rows->work->step->run && looks) {
+	if (!rows->status)
+		looks -= rows->work->debt;
+	while (!rows->status && rows->work->step->run && looks > 0) {
 		if (!rows->work->step->run(rows, &looks))
 			continue;
 		rows->work->step++;
 		rows->work->number = 0;
 		rows->work->at = 0;
 	}
-	task->again = !rows->status && rows->work->step->run;
+	if (!rows->status)
+		rows->work->debt = MAX(-looks, 0);
+	task->again = !rows->status && (rows->work->step->run || rows->work->debt);
 	task->cost = ROWS_LOOKS * ROWS_LOOK_COST;
 	if (!task->again)
 		rows->work = agent_rows_work_free(rows->work);
@@ -179,12 +184,12 @@ static int make_entries(struct agent_rows *rows)
 }
 
 /* A sort writes all over its memory: the kernel would make all of it in one run. */
-static bool touch_memory(struct agent_rows *rows, size_t *looks)
+static bool touch_memory(struct agent_rows *rows, int64_t *looks)
 {
 	struct agent_rows_work *work = rows->work;
 
 	for (; work->at < work->memory_len; work->at += TOUCH_LEN) {
-		if (!*looks)
+		if (*looks <= 0)
 			return false;
 		((volatile char *)work->memory)[work->at] = 0;
 		reduce_looked(looks, TOUCH_LOOKS, 0);
@@ -193,7 +198,7 @@ static bool touch_memory(struct agent_rows *rows, size_t *looks)
 }
 
 /* The rows of all local ranks, in the order of ranks. A trainer may write its numbers meanwhile: each is read once. */
-static bool read_entries(struct agent_rows *rows, size_t *looks)
+static bool read_entries(struct agent_rows *rows, int64_t *looks)
 {
 	const struct layout *layout = &job_of(rows)->layout;
 	struct agent_rows_work *work = rows->work;
@@ -203,7 +208,8 @@ static bool read_entries(struct agent_rows *rows, size_t *looks)
 		const struct agent_request *request = request_of(rows, work->number);
 		const volatile int64_t *numbers = request ? request->input_rows : NULL;
 		const char *values = request ? request->input : NULL;
-		uint64_t end = work->at + MIN(*looks, rows_in(rows, work->number) - work->at);
+		uint64_t end = work->at + MIN((uint64_t)MAX(*looks, 0),
+					      rows_in(rows, work->number) - work->at);
 
 		reduce_looked(looks, end - work->at, 0);
 		for (; work->at < end; work->at++) {
@@ -234,7 +240,7 @@ static void walk_again(struct agent_rows_work *work)
 	};
 }
 
-static bool sort_entries(struct agent_rows *rows, size_t *looks)
+static bool sort_entries(struct agent_rows *rows, int64_t *looks)
 {
 	if (!reduce_sort_step(&rows->work->sort, looks))
 		return false;
@@ -243,10 +249,10 @@ static bool sort_entries(struct agent_rows *rows, size_t *looks)
 }
 
 /* The next row. Returns false at the end, and when enough was looked at. */
-static bool walk_next(struct walk *walk, size_t *looks)
+static bool walk_next(struct walk *walk, int64_t *looks)
 {
 	walk->n_inputs = 0;
-	if (walk->at == walk->n || !*looks)
+	if (walk->at == walk->n || *looks <= 0)
 		return false;
 	walk->row = walk->entries[walk->at].row;
 	for (; walk->at < walk->n && walk->entries[walk->at].row == walk->row; walk->at++)
@@ -256,7 +262,7 @@ static bool walk_next(struct walk *walk, size_t *looks)
 }
 
 /* The values of the row, whole, to n outputs. Returns whether that is possible. */
-static bool sum_row(struct agent_rows *rows, void *const *outputs, size_t n, size_t *looks)
+static bool sum_row(struct agent_rows *rows, void *const *outputs, size_t n, int64_t *looks)
 {
 	const struct walk *walk = &rows->work->walk;
 	struct reduce_params sum = agent_round_sum(rows->round);
@@ -272,7 +278,7 @@ static bool sum_row(struct agent_rows *rows, void *const *outputs, size_t n, siz
 }
 
 /* Each row is one of a server's, if that is to have any. */
-static bool count_rows(struct agent_rows *rows, size_t *looks)
+static bool count_rows(struct agent_rows *rows, int64_t *looks)
 {
 	struct walk *walk = &rows->work->walk;
 
@@ -287,7 +293,8 @@ static bool count_rows(struct agent_rows *rows, size_t *looks)
 	return true;
 }
 
-static bool make_pieces_of(struct agent_rows *rows, struct agent_rows_server *server, size_t *looks)
+static bool make_pieces_of(struct agent_rows *rows, struct agent_rows_server *server,
+			   int64_t *looks)
 {
 	struct block_cache *blocks = job_of(rows)->agent->params.blocks;
 	uint64_t step = rows->push_step;
@@ -306,7 +313,7 @@ static bool make_pieces_of(struct agent_rows *rows, struct agent_rows_server *se
 		struct block **block = &server->pieces[server->n_pieces];
 		uint64_t here = MIN(server->n - server->n_pieces * step, step);
 
-		if (!*looks)
+		if (*looks <= 0)
 			return false;
 		if (block_new(blocks, data_rows_len(here, rows->row_len), NULL, block))
 			break;
@@ -317,7 +324,7 @@ static bool make_pieces_of(struct agent_rows *rows, struct agent_rows_server *se
 	return !rows->status;
 }
 
-static bool make_pieces(struct agent_rows *rows, size_t *looks)
+static bool make_pieces(struct agent_rows *rows, int64_t *looks)
 {
 	struct agent_rows_work *work = rows->work;
 
@@ -345,7 +352,7 @@ static int64_t *next_place(const struct agent_rows *rows, struct agent_rows_serv
 }
 
 /* Each row to its server. */
-static bool cut(struct agent_rows *rows, size_t *looks)
+static bool cut(struct agent_rows *rows, int64_t *looks)
 {
 	struct walk *walk = &rows->work->walk;
 
@@ -363,7 +370,7 @@ static bool cut(struct agent_rows *rows, size_t *looks)
 }
 
 /* All ranks are here: what they gave is the result, */
-static bool count_result(struct agent_rows *rows, size_t *looks)
+static bool count_result(struct agent_rows *rows, int64_t *looks)
 {
 	struct walk *walk = &rows->work->walk;
 
@@ -377,7 +384,7 @@ static bool count_result(struct agent_rows *rows, size_t *looks)
 }
 
 /* and goes to those that have room for it. */
-static bool finish_here(struct agent_rows *rows, size_t *looks)
+static bool finish_here(struct agent_rows *rows, int64_t *looks)
 {
 	struct takers *takers = &rows->work->takers;
 	struct walk *walk = &rows->work->walk;
@@ -427,9 +434,9 @@ static int make_lists(struct agent_rows *rows)
 }
 
 /* A list is what its server may have: then no row is in two of them. Returns 1 at its end, 0, or -EINVAL. */
-static int check_list(const struct agent_rows *rows, struct reduce_cursor *cursor, size_t *looks)
+static int check_list(const struct agent_rows *rows, struct reduce_cursor *cursor, int64_t *looks)
 {
-	while (*looks) {
+	while (*looks > 0) {
 		int r = reduce_list_next(cursor, rows->n_rows);
 
 		if (r <= 0)
@@ -441,7 +448,7 @@ static int check_list(const struct agent_rows *rows, struct reduce_cursor *curso
 	return 0;
 }
 
-static bool check_lists(struct agent_rows *rows, size_t *looks)
+static bool check_lists(struct agent_rows *rows, int64_t *looks)
 {
 	struct agent_rows_work *work = rows->work;
 
@@ -465,14 +472,14 @@ static bool check_lists(struct agent_rows *rows, size_t *looks)
 	return true;
 }
 
-static bool merge(struct agent_rows *rows, size_t *looks)
+static bool merge(struct agent_rows *rows, int64_t *looks)
 {
 	struct agent_rows_work *work = rows->work;
 	struct takers *takers = &work->takers;
 	const void *values;
 	int64_t row;
 
-	while (*looks) {
+	while (*looks > 0) {
 		if (!reduce_merge_next(&work->merge, &row, &values))
 			return true;
 		for (size_t i = 0; i < takers->n; i++)

@@ -152,7 +152,7 @@ static void merge_again(struct slot *slot)
  * The steps of the merge, in the pool: each looks at *looks rows at most, or does what takes as long, and goes on from where it was.
  * They return whether they are over, and not when they set rows->status.
  */
-static bool check_lists(struct slot *slot, size_t *looks)
+static bool check_lists(struct slot *slot, int64_t *looks)
 {
 	struct rows *rows = slot->rows;
 
@@ -166,7 +166,7 @@ static bool check_lists(struct slot *slot, size_t *looks)
 			rows->cursor = reduce_list_begin(&rows->lists[rows->at]);
 		}
 		for (; r > 0; reduce_looked(looks, 1, 0)) {
-			if (!*looks)
+			if (*looks <= 0)
 				return false;
 			r = reduce_list_next(&rows->cursor, rows->list.rows);
 		}
@@ -181,13 +181,13 @@ static bool check_lists(struct slot *slot, size_t *looks)
 	return true;
 }
 
-static bool count_rows(struct slot *slot, size_t *looks)
+static bool count_rows(struct slot *slot, int64_t *looks)
 {
 	struct rows *rows = slot->rows;
 	int64_t row;
 	size_t n;
 
-	for (; *looks; reduce_looked(looks, n, 0)) {
+	for (; *looks > 0; reduce_looked(looks, n, 0)) {
 		n = reduce_merge_next(&rows->merge, &row, slot->inputs);
 		if (!n) {
 			merge_again(slot);
@@ -217,7 +217,7 @@ static int make_array(struct slot *slot, uint64_t n_pieces)
 }
 
 /* Room for the result, in pieces; heads are filled. */
-static bool make_results(struct slot *slot, size_t *looks)
+static bool make_results(struct slot *slot, int64_t *looks)
 {
 	struct rows *rows = slot->rows;
 	struct job *job = slot->job;
@@ -230,7 +230,7 @@ static bool make_results(struct slot *slot, size_t *looks)
 		struct data_rows head = rows->list;
 		uint64_t here = MIN(rows->n - rows->n_results * step, (uint64_t)step);
 
-		if (!*looks)
+		if (*looks <= 0)
 			return false;
 		rows->status =
 			block_new(job->server->params.blocks, data_rows_len(here, rows->row_len),
@@ -247,7 +247,7 @@ static bool make_results(struct slot *slot, size_t *looks)
 }
 
 /* The union of the lists, each row's values in the order of nodes. */
-static bool fill_results(struct slot *slot, size_t *looks)
+static bool fill_results(struct slot *slot, int64_t *looks)
 {
 	struct rows *rows = slot->rows;
 	struct reduce_params sum = engine_sum(slot, slot->job->size);
@@ -261,7 +261,7 @@ static bool fill_results(struct slot *slot, size_t *looks)
 			 here = MIN(rows->n - first, (uint64_t)step);
 		int64_t *numbers = (int64_t *)(data + sizeof(struct data_rows));
 
-		if (!*looks)
+		if (*looks <= 0)
 			return false;
 		sum.n_inputs =
 			reduce_merge_next(&rows->merge, &numbers[rows->at - first], slot->inputs);
@@ -274,7 +274,7 @@ static bool fill_results(struct slot *slot, size_t *looks)
 
 static void rows_run(struct task *task)
 {
-	static bool (*const steps[])(struct slot * slot, size_t * looks) = {
+	static bool (*const steps[])(struct slot * slot, int64_t * looks) = {
 		check_lists,
 		count_rows,
 		make_results,
@@ -282,15 +282,16 @@ static void rows_run(struct task *task)
 	};
 	struct slot *slot = container_of(task, struct slot, task);
 	struct rows *rows = slot->rows;
-	size_t looks = ROWS_LOOKS;
+	int64_t looks = (int64_t)ROWS_LOOKS - rows->debt;
 
-	while (!rows->status && rows->step < ARRAY_SIZE(steps) && looks) {
+	while (!rows->status && rows->step < ARRAY_SIZE(steps) && looks > 0) {
 		if (!steps[rows->step](slot, &looks))
 			continue;
 		rows->step++;
 		rows->at = 0;
 	}
-	task->again = !rows->status && rows->step < ARRAY_SIZE(steps);
+	rows->debt = MAX(-looks, 0);
+	task->again = !rows->status && (rows->step < ARRAY_SIZE(steps) || rows->debt);
 	task->cost = ROWS_LOOKS * ROWS_LOOK_COST;
 }
 

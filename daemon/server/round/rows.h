@@ -38,6 +38,7 @@ struct rows {
 	struct reduce_list *lists;
 	struct reduce_cursor *cursors, cursor;
 	struct reduce_merge merge;
+	int64_t debt;	   /* looks that runs have taken beyond what they may */
 	unsigned step;	   /* of it, */
 	uint64_t at;	   /* and the list, or the row of the result, that it has come to */
 	int status;	   /* 0, QUOTA_E_FULL, -ENOMEM, or -EINVAL: */

@@ -136,8 +136,8 @@ TEST(what_is_copied_for_many_ranks_is_left_to_the_pool)
 
 enum { MANY = 1 << 18, MANY_TABLE = 1 << 20 };
 
-/* Each of two ranks gives the same, in another order than that of rows. */
-static void many_rows(struct world *world)
+/* Each of two ranks gives the same: so many rows, in another order than that of rows, and each as often as makes many. */
+static void many_rows(struct world *world, unsigned n_rows)
 {
 	_cleanup_(freep) int64_t *numbers = calloc(MANY, sizeof(*numbers));
 	_cleanup_(freep) float *values = calloc(MANY, sizeof(*values));
@@ -148,9 +148,9 @@ static void many_rows(struct world *world)
 	struct asked asked[2];
 
 	for (unsigned i = 0; i < MANY; i++) {
-		numbers[i] = i * 5 % MANY_TABLE;
-		values[i] = (float)(i + 1);
-		expected[numbers[i]] = 2 * values[i];
+		numbers[i] = i % n_rows * 5 % MANY_TABLE;
+		values[i] = (float)(i % n_rows + 1);
+		expected[numbers[i]] += 2 * values[i];
 	}
 	for (unsigned i = 0; i < 2; i++) {
 		got[i] = calloc(MANY, sizeof(*got[i]));
@@ -161,18 +161,35 @@ static void many_rows(struct world *world)
 		asked[i].base.width = 1;
 		asked[i].base.input_rows = numbers;
 		asked[i].base.output_rows = got[i];
-		asked_submit(&asked[i], &declared[i], 1);
 	}
+	n_counted = 0;
+	n_runs = 0;
+	for (unsigned i = 0; i < 2; i++)
+		asked_submit(&asked[i], &declared[i], 1);
 	for (unsigned i = 0; i < 2; i++) {
 		WORLD_UNTIL(world, asked[i].done);
 		ASSERT_STR(asked[i].failure.text, "");
-		ASSERT_EQ(asked[i].base.n_rows, MANY);
-		for (unsigned k = 0; k < MANY; k++)
+		ASSERT_EQ(asked[i].base.n_rows, n_rows);
+		for (unsigned k = 0; k < n_rows; k++)
 			ASSERT_TRUE((!k || got[i][k] > got[i][k - 1]) &&
 				    sums[i][k] == expected[got[i][k]]);
 		free(got[i]);
 		free(sums[i]);
 	}
+	ASSERT_INT(n_counted, <, ARRAY_SIZE(counted));
+	n_counted = ARRAY_SIZE(counted);
+}
+
+static struct world *world_of_one_thread(unsigned n_nodes)
+{
+	struct world *world = world_new(&(struct world_options){ .n_nodes = n_nodes,
+								 .n_local = 2 / n_nodes,
+								 .no_servers = n_nodes == 1,
+								 .n_threads = 1,
+								 .inline_bytes = 4096 });
+
+	world_form(world);
+	return world;
 }
 
 /*
@@ -185,22 +202,22 @@ TEST(many_rows_are_worked_in_slices)
 	enum { SORTS = 2 * 9 * MANY, SERVERS = 3 * 2 * MANY + MANY, MERGES = 2 * 3 * MANY };
 
 	for (unsigned n_nodes = 1; n_nodes <= 2; n_nodes++) {
-		_cleanup_(world_freep) struct world *world =
-			world_new(&(struct world_options){ .n_nodes = n_nodes,
-							   .n_local = 2 / n_nodes,
-							   .no_servers = n_nodes == 1,
-							   .n_threads = 1,
-							   .inline_bytes = 4096 });
+		_cleanup_(world_freep) struct world *world = world_of_one_thread(n_nodes);
 		size_t n_looks = SORTS + (n_nodes > 1) * (SERVERS + MERGES);
 
-		world_form(world);
-		n_counted = 0;
-		n_runs = 0;
-		many_rows(world);
-		ASSERT_INT(n_counted, <, ARRAY_SIZE(counted));
+		many_rows(world, MANY);
 		ASSERT_INT(n_runs, >=, n_looks / ROWS_LOOKS);
-		n_counted = ARRAY_SIZE(counted);
 	}
+}
+
+/* Its values are summed at once, and others have the time back. */
+TEST(a_row_that_is_given_many_times_takes_no_more_than_its_turns)
+{
+	enum { SORTS = 2 * 8 * MANY };
+	_cleanup_(world_freep) struct world *world = world_of_one_thread(1);
+
+	many_rows(world, 1);
+	ASSERT_INT(n_runs, >=, SORTS / ROWS_LOOKS);
 }
 
 TEST(rows_that_are_refused_before_their_task_is_posted_fail)

@@ -43,12 +43,12 @@ static void sorts(size_t n, uint64_t n_rows)
 	entries[n].row = scratch[n].row = 42;
 	reduce_sort_start(&sort, entries, scratch, n, n_rows);
 	while (!is_sorted) {
-		size_t most = 1 + rnd(2 * n + 1), looks = most;
+		int64_t most = (int64_t)(1 + rnd(2 * n + 1)), looks = most;
 
 		is_sorted = reduce_sort_step(&sort, &looks);
 		ASSERT_TRUE(is_sorted || !looks);
 		ASSERT_TRUE(looks <= most);
-		n_looks += most - looks;
+		n_looks += (size_t)(most - looks);
 	}
 	ASSERT_EQ(n_looks, 2 * n_passes_of(n_rows) * n);
 	ASSERT_EQ(entries[n].row, 42);
