@@ -284,6 +284,24 @@ static bool is_counted(const struct connection *connection, const char *from)
 	return !connection->known && (!from || !strcmp(connection->from, from));
 }
 
+/*
+ * Its client is gone. What gRPC has not accepted yet stays until it has, and sees the end: else nobody would know how much is still
+ * to come to it.
+ */
+static void connection_abandon(struct connection *connection)
+{
+	if (connection->heard || connection->server.fd < 0 ||
+	    loop_modify(&connection->server, EPOLLIN)) {
+		connection_free(connection);
+		return;
+	}
+	loop_remove(&connection->client);
+	connection->client.fd = fd_close(connection->client.fd);
+	(void)shutdown(connection->server.fd, SHUT_WR);
+	connection->known = true;
+	connection->waits = false;
+}
+
 /* From NULL: from anywhere. */
 static unsigned count_from(const struct rpc_tcp *tcp, const char *from)
 {
@@ -307,7 +325,11 @@ static void close_any(struct rpc_tcp *tcp, const char *from, unsigned n)
 	list_for_each (connection, &tcp->connections, link) {
 		if (!is_counted(connection, from) || chosen--)
 			continue;
-		connection_free(connection);
+		log_warning(
+			"gRPC: a connection from %s gives its place to another: %u have shown no "
+			"certificate yet",
+			connection->from, n);
+		connection_abandon(connection);
 		return;
 	}
 }
@@ -325,14 +347,14 @@ static bool has_place(struct rpc_tcp *tcp, const char *from)
 
 	if (n < most && n_all < most_all)
 		return true;
-	log_warning("gRPC: %s connection from %s closed: %u of at most %u from there, %u of %u "
-		    "in all%s",
-		    tls ? "one for another" : "a", from, n, most, n_all, most_all,
-		    tls ? ", without those that have shown a certificate" : "");
 	if (tls && n >= most)
 		close_any(tcp, from, n);
 	else if (tls)
 		close_any(tcp, NULL, n_all);
+	else
+		log_warning("gRPC: connection from %s closed: %u of at most %u from there, %u of "
+			    "%u in all",
+			    from, n, most, n_all, most_all);
 	return tls;
 }
 
@@ -364,6 +386,8 @@ static int connect_to_grpc(struct connection *connection)
 
 	if (fd < 0)
 		return error_origin(-errno);
+	if (tcp->n_unheard > 2 * RPC_TLS_CONNECTIONS)
+		return error_origin(-EAGAIN);
 	if (!getrlimit(RLIMIT_NOFILE, &limit) &&
 	    (rlim_t)fd + tcp->n_unheard + DESCRIPTORS_LEFT >= limit.rlim_cur)
 		return error_origin(-EMFILE);

@@ -827,7 +827,7 @@ def test_handshakes_that_never_end_cost_little():
             connections.append(socket.create_connection((host, int(port) + 1)))
             if i % 100 == 99:
                 longest[0] = max(longest[0], rss(coordinator))
-        wait_for('those beyond the limit are closed', lambda: coordinator.text().count('of at most 256 from there') > 100)
+        wait_for('those beyond the limit are closed', lambda: coordinator.text().count('gives its place to another') > 100)
     with tempfile.TemporaryDirectory(prefix='bps-tls-') as folder:
         tls = [f'--tls-{k}={folder}/{f}' for k, f in (('ca', 'ca.pem'), ('cert', 'a.pem'), ('key', 'a.key'))]
         cluster = Cluster(1, 1, source='coordinator', options=['--lease=5s', *tls], start=False)
@@ -842,7 +842,7 @@ def test_handshakes_that_never_end_cost_little():
             before = rss(coordinator)
             honest.beside(attack)
             print(f'  {(longest[0] - before) / MIB:.0f} MiB')
-            assert SANITIZED or longest[0] - before < 16 * MIB, longest
+            assert SANITIZED or longest[0] - before < 64 * MIB, longest
             assert 'dropped' not in cluster.logs() and len(coordinator.ctl('nodes')['nodes']) == 2
             for one in connections:
                 one.close()

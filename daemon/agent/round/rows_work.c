@@ -119,7 +119,7 @@ static void run(struct task *task, const struct step *steps, int (*make)(struct 
 		if (!rows->status)
 			rows->work->step = steps;
 	}
-	if (!rows->status)
+	if (rows->work)
 		looks -= rows->work->debt;
 	while (!rows->status && rows->work->step->run && looks > 0) {
 		if (!rows->work->step->run(rows, &looks))
@@ -128,9 +128,10 @@ static void run(struct task *task, const struct step *steps, int (*make)(struct 
 		rows->work->number = 0;
 		rows->work->at = 0;
 	}
-	if (!rows->status)
+	if (rows->work)
 		rows->work->debt = MAX(-looks, 0);
-	task->again = !rows->status && (rows->work->step->run || rows->work->debt);
+	/* Who fails has taken the time all the same. */
+	task->again = rows->work && (rows->work->debt || (!rows->status && rows->work->step->run));
 	task->cost = ROWS_LOOKS * ROWS_LOOK_COST;
 	if (!task->again)
 		rows->work = agent_rows_work_free(rows->work);

@@ -19,6 +19,7 @@
 #include <sys/stat.h>
 
 #define LOOK_STEP   16
+#define PASS_MAX    ((size_t)512) /* that are passed over for these */
 #define WAIT_MIN_NS NSEC_PER_MSEC
 #define WAIT_MAX_NS NSEC_PER_SEC
 /* A round is followed by so many times its own time without any. */
@@ -205,10 +206,10 @@ static void on_next(struct loop_timer *timer)
 static size_t look_at_some(const struct quota *quota)
 {
 	struct handout *handout, *next;
-	size_t n_over = handouts.n_over, n = 0, left = n_over;
+	size_t n_over = handouts.n_over, n = 0, left = MIN(n_over, PASS_MAX);
 
 	list_for_each_safe (handout, next, &handouts.over, link) {
-		/* What was looked at is behind these. */
+		/* What was looked at is behind these. Others may have left a hundred thousand. */
 		if (!left-- || n == LOOK_STEP)
 			break;
 		if (handout->quota != quota && handout->descriptors != quota)

@@ -291,7 +291,7 @@ static void rows_run(struct task *task)
 		rows->at = 0;
 	}
 	rows->debt = MAX(-looks, 0);
-	task->again = !rows->status && (rows->step < ARRAY_SIZE(steps) || rows->debt);
+	task->again = rows->debt || (!rows->status && rows->step < ARRAY_SIZE(steps));
 	task->cost = ROWS_LOOKS * ROWS_LOOK_COST;
 }
 

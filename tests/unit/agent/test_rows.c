@@ -220,6 +220,39 @@ TEST(a_row_that_is_given_many_times_takes_no_more_than_its_turns)
 	ASSERT_INT(n_runs, >=, SORTS / ROWS_LOOKS);
 }
 
+/* The sum is none, and took as long. */
+TEST(a_row_that_fails_takes_no_more_than_its_turns)
+{
+	enum { SORTS = 2 * 8 * MANY };
+	_cleanup_(world_freep) struct world *world = world_of_one_thread(1);
+	_cleanup_(freep) int64_t *numbers = calloc(MANY, sizeof(*numbers));
+	_cleanup_(freep) int8_t *values = malloc(MANY);
+	struct declared *declared = world_declare(world, "table", DTYPE_INT8, MANY_TABLE);
+	struct asked asked[2];
+	int64_t got[2];
+	int8_t sums[2];
+
+	memset(values, INT8_MAX, MANY);
+	for (unsigned i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, declared[i].done);
+		asked[i] = asked_of(OPERATION_PUSH_PULL_ROWS, REDUCTION_AVERAGE, values, MANY,
+				    &sums[i], 1);
+		asked[i].base.width = 1;
+		asked[i].base.input_rows = numbers;
+		asked[i].base.output_rows = &got[i];
+	}
+	n_counted = 0;
+	n_runs = 0;
+	for (unsigned i = 0; i < 2; i++)
+		asked_submit(&asked[i], &declared[i], 1);
+	for (unsigned i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, asked[i].done);
+		ASSERT_EQ(asked[i].failure.status, -ERANGE);
+	}
+	n_counted = ARRAY_SIZE(counted);
+	ASSERT_INT(n_runs, >=, SORTS / ROWS_LOOKS);
+}
+
 TEST(rows_that_are_refused_before_their_task_is_posted_fail)
 {
 	_cleanup_(world_freep) struct world *world =

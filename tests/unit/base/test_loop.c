@@ -278,6 +278,15 @@ TEST(timer_comes_after_others_that_the_loop_has_slept_for)
 	loop_timer_cancel(&far.timer);
 }
 
+static unsigned n_left(const struct alarm *alarms, const bool *armed, unsigned n)
+{
+	unsigned left = 0;
+
+	for (unsigned k = 0; k < n; k++)
+		left += armed[k] && !alarms[k].n_calls;
+	return left;
+}
+
 TEST(timers_come_in_order_after_any_changes)
 {
 	enum { N = 300 };
@@ -299,7 +308,10 @@ TEST(timers_come_in_order_after_any_changes)
 		else
 			loop_timer_cancel(&alarms[k].timer);
 	}
-	ASSERT_OK(loop_turn(loop, -1));
+	/* A turn of a slow machine leaves some to the next. */
+	do
+		ASSERT_OK(loop_turn(loop, 0));
+	while (n_left(alarms, armed, N));
 	ASSERT_TRUE(!out_of_order);
 	for (unsigned k = 0; k < N; k++)
 		ASSERT_EQ(alarms[k].n_calls, armed[k]);
