@@ -71,7 +71,8 @@ struct rpc_tcp {
 	struct loop_timer pause;
 	struct list connections;
 	unsigned n_connections;
-	unsigned n_unheard;  /* of these, those that gRPC may have yet to accept */
+	unsigned n_counted;  /* those that are counted */
+	unsigned n_unheard;  /* those that gRPC may have yet to accept */
 	uint64_t n_accepted; /* ever */
 	struct token_bucket streams;
 	struct loop_timer refill; /* while somebody waits for that */
@@ -92,9 +93,9 @@ struct connection {
 	struct loop_source client, server; /* its socket; ours to gRPC, -1 while there is none */
 	struct flow in, out;		   /* by the client, to it */
 	struct token_bucket frames;
-	bool waits; /* for the next tokens */
-	bool known; /* has a certificate: not counted */
-	bool heard; /* gRPC has it, and has said something */
+	bool waits;	 /* for the next tokens */
+	bool is_counted; /* among those that may be: it has shown no certificate, and has its place */
+	bool heard;	 /* gRPC has it, and has said something */
 	/* Of what the client sends. */
 	uint32_t skip; /* of the preface, or of a frame */
 	unsigned char head[FRAME_HEAD];
@@ -167,6 +168,12 @@ static void connection_heard(struct connection *connection)
 	connection->heard = true;
 }
 
+static void connection_uncount(struct connection *connection)
+{
+	connection->owner->n_counted -= connection->is_counted;
+	connection->is_counted = false;
+}
+
 static void connection_free(struct connection *connection)
 {
 	loop_remove(&connection->client);
@@ -175,6 +182,7 @@ static void connection_free(struct connection *connection)
 	fd_close(connection->server.fd);
 	list_remove(&connection->link);
 	connection->owner->n_connections--;
+	connection_uncount(connection);
 	connection_heard(connection);
 	free(connection);
 }
@@ -281,7 +289,7 @@ static void on_refill(struct loop_timer *timer)
 
 static bool is_counted(const struct connection *connection, const char *from)
 {
-	return !connection->known && (!from || !strcmp(connection->from, from));
+	return connection->is_counted && (!from || !strcmp(connection->from, from));
 }
 
 /*
@@ -298,22 +306,11 @@ static void connection_abandon(struct connection *connection)
 	loop_remove(&connection->client);
 	connection->client.fd = fd_close(connection->client.fd);
 	(void)shutdown(connection->server.fd, SHUT_WR);
-	connection->known = true;
+	connection_uncount(connection);
 	connection->waits = false;
 }
 
-/* From NULL: from anywhere. */
-static unsigned count_from(const struct rpc_tcp *tcp, const char *from)
-{
-	const struct connection *connection;
-	unsigned n = 0;
-
-	list_for_each (connection, &tcp->connections, link)
-		n += is_counted(connection, from);
-	return n;
-}
-
-/* One of n. Chance says which: who comes again and again is as likely to lose a place as to take one. */
+/* One of n. Chance says which: who comes again and again is as likely to lose a place as to take one. From NULL: from anywhere. */
 static void close_any(struct rpc_tcp *tcp, const char *from, unsigned n)
 {
 	struct connection *connection;
@@ -341,10 +338,12 @@ static void close_any(struct rpc_tcp *tcp, const char *from, unsigned n)
 static bool has_place(struct rpc_tcp *tcp, const char *from)
 {
 	bool tls = tcp->tls_fd >= 0;
-	unsigned n = count_from(tcp, from), n_all = count_from(tcp, NULL);
-	unsigned most = tls ? RPC_TLS_OF_ONE : RPC_TCP_OF_ONE;
+	unsigned n = 0, n_all = tcp->n_counted, most = tls ? RPC_TLS_OF_ONE : RPC_TCP_OF_ONE;
 	unsigned most_all = tls ? RPC_TLS_CONNECTIONS : RPC_TCP_CONNECTIONS;
+	const struct connection *connection;
 
+	list_for_each (connection, &tcp->connections, link)
+		n += is_counted(connection, from);
 	if (n < most && n_all < most_all)
 		return true;
 	if (tls && n >= most)
@@ -483,6 +482,7 @@ static void accept_one(struct rpc_tcp *tcp, int fd)
 			.to = &connection->server,
 			.is_scanned = tcp->tls_fd < 0 },
 		.out = { .from = &connection->server, .to = &connection->client },
+		.is_counted = true,
 		.skip = PREFACE_LEN,
 		.number = tcp->n_accepted++,
 	};
@@ -492,6 +492,7 @@ static void accept_one(struct rpc_tcp *tcp, int fd)
 	(void)setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &input, sizeof(input));
 	list_push_back(&tcp->connections, &connection->link);
 	tcp->n_connections++;
+	tcp->n_counted++;
 	tcp->n_unheard++;
 	pass_on(connection);
 }
@@ -520,9 +521,9 @@ const char *rpc_tcp_source(const struct rpc_tcp *tcp, const char *peer, bool is_
 {
 	struct connection *connection = connection_of(tcp, peer);
 
-	if (connection)
-		connection->known |= is_known;
-	return connection && !connection->known ? connection->from : "";
+	if (connection && is_known)
+		connection_uncount(connection);
+	return connection && connection->is_counted ? connection->from : "";
 }
 
 /* One connection a turn: who does nothing but connect takes turns with all else that the loop has. */
