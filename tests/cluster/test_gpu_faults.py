@@ -45,7 +45,13 @@ def device_memory(pid):
 
 
 def is_gone(pid):
-    return not os.path.exists(f'/proc/{pid}')
+    """Whether a worker's number is nobody's, or another process's by now; it is still the worker's while that is a zombie."""
+    try:
+        with open(f'/proc/{pid}/cmdline', 'rb') as file:
+            line = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return line != b'' and b'--gpu-worker' not in line
 
 
 def make_job(cluster, n_ranks, gpu_reduce, halves=False):
