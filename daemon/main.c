@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <malloc.h>
+#include <openssl/crypto.h>
 #include <pwd.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -23,8 +24,9 @@
 
 #define DEFAULT_FILE  "/etc/bps/bps-daemon.conf"
 #define USEC_PER_MSEC 1000ull
-/* For so many the table of descriptors has room from the start: half a MiB. */
-#define DESCRIPTORS 65536
+/* As the unit has it, where the hard limit lets it; for so many the table has room from the start: half a MiB. */
+#define DESCRIPTORS_MAX (1 << 20)
+#define DESCRIPTORS	65536
 /* The heap: what is larger is mapped, and so much may stay free at its end. */
 #define HEAP_CHUNK_MAX (4 << 20)
 #define HEAP_SPARE_MAX (8 << 20)
@@ -403,6 +405,17 @@ static void process_done(struct process *process)
 	config_done(&process->config);
 }
 
+/* From a shell a process may have 1024, and more if it asks. */
+static void raise_descriptors(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit))
+		return;
+	limit.rlim_cur = MAX(limit.rlim_cur, MIN(limit.rlim_max, (rlim_t)DESCRIPTORS_MAX));
+	(void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 /*
  * Once a process has threads, a table of descriptors that grows keeps whoever opens one waiting until the kernel has heard of all
  * processors, on a busy machine for a second. So the table grows before.
@@ -434,6 +447,8 @@ int main(int argc, char **argv)
 
 	crash_tell();
 	give_back_heap();
+	/* Of gRPC's threads some may still run, and call it, when the process ends. */
+	(void)OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
 	/* Not for people: the daemon runs itself so. */
 	if (argc == 2 && !strcmp(argv[1], "--gpu-worker"))
 		return gpu_worker_main();
@@ -448,6 +463,7 @@ int main(int argc, char **argv)
 	}
 	(void)log_level_parse(process.config.log_level, &level);
 	log_init(level);
+	raise_descriptors();
 	reserve_descriptors();
 	if (serve(&process, &failure)) {
 		log_error("%s", failure.text);

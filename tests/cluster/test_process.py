@@ -89,10 +89,21 @@ def server_door(file):
 
 def test_the_table_of_descriptors_does_not_grow():
     """With threads the kernel would keep who opens one waiting meanwhile."""
-    limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 65536)
+    limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 65536)
     with Cluster(1) as cluster, open(f'/proc/{cluster.daemons[0].pid}/status') as status:
         room = int(re.search(r'^FDSize:\s+(\d+)', status.read(), re.M)[1])
         assert room >= limit, (room, limit)
+
+
+def test_a_daemon_may_have_as_many_descriptors_as_the_administrator_allows():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))  # which daemons inherit
+    try:
+        with Cluster(1) as cluster:
+            allowed = resource.prlimit(cluster.daemons[0].pid, resource.RLIMIT_NOFILE)
+            assert allowed == (min(hard, 1 << 20), hard), (allowed, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_watchdog():
