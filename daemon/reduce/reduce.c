@@ -220,6 +220,7 @@ int reduce_run(const struct reduce_params *params)
 {
 	const struct reduce_kernels *kernels = kernels_get();
 	size_t size = dtype_size(params->dtype), len = params->n_elements * size;
+	size_t end = params->first * size + len;
 	bool stream = len >= REDUCE_STREAM_BYTES && !outputs_alias(params);
 	unsigned from = common_dtype(params);
 	reduce_span_fn *run = from == params->dtype ? kernels->run[from][params->reduction]
@@ -231,6 +232,7 @@ int reduce_run(const struct reduce_params *params)
 		.inputs = params->inputs,
 		.n_inputs = params->n_inputs,
 		.output = params->outputs[0],
+		.offset = params->first * size,
 		.divisor_f32 = (float)params->divisor / scale,
 		.scale_f16 = scale,
 		.divisor_f64 = (double)params->divisor,
@@ -252,8 +254,8 @@ int reduce_run(const struct reduce_params *params)
 	}
 
 	/* What is read again, by the copies, must stay in the cache: the first output never streams. */
-	for (; span.offset < len; span.offset += span.len) {
-		span.len = MIN(len - span.offset, (size_t)REDUCE_PIECE_BYTES);
+	for (; span.offset < end; span.offset += span.len) {
+		span.len = MIN(end - span.offset, (size_t)REDUCE_PIECE_BYTES);
 		if (run)
 			span_run(run, &span);
 		else if (!from)

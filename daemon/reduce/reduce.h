@@ -32,9 +32,9 @@
 #define REDUCE_STREAM_BYTES (16u << 20)
 
 struct reduce_params {
-	unsigned dtype;	    /* enum dtype, valid */
-	unsigned reduction; /* enum reduction, valid; AVERAGE needs divisor > 0 */
-	size_t n_elements;
+	unsigned dtype;		   /* enum dtype, valid */
+	unsigned reduction;	   /* enum reduction, valid; AVERAGE needs divisor > 0 */
+	size_t first, n_elements;  /* of inputs and outputs; what is before and after stays */
 	const void *const *inputs; /* n_inputs >= 1, naturally aligned to the element */
 	size_t n_inputs;
 	/* Each one's, dtype or, where reduce_widens(), a narrower one; NULL: dtype. */
@@ -72,6 +72,14 @@ static inline uint32_t reduce_scale(uint32_t n_local)
  * number of inputs. It is then written modulo 2^bits.
  */
 int reduce_run(const struct reduce_params *params);
+
+/*
+ * A sum in slices, a run of a task each: the next of n elements in all, as many as PART_SUM_MAX bytes of all inputs together hold.
+ * params->first is 0 before. Returns whether there are more.
+ */
+bool reduce_slice(struct reduce_params *params, size_t n);
+/* Bytes of all inputs in the next slice. */
+uint64_t reduce_slice_bytes(const struct reduce_params *params, size_t n);
 
 /*
  * Copies len bytes that are in the cache to n_outputs places, two in one pass. They overlap neither each other nor the input, at
@@ -116,6 +124,19 @@ static inline void reduce_looked(int64_t *looks, uint64_t n, uint64_t bytes)
 {
 	*looks -= (int64_t)(n + bytes / ROWS_LOOK_COST);
 }
+
+/*
+ * Work that is done in steps, which goes on in each run of its task from where it was. A step looks at *looks rows at most, or does
+ * what takes as long. It returns whether it is over, and not when the work has failed, which *status says.
+ */
+struct reduce_work {
+	bool (*const *step)(void *owner,
+			    int64_t *looks); /* the present one, of an array that ends with NULL */
+	int64_t debt;			     /* looks that runs have taken beyond what they may */
+};
+
+/* One run, of ROWS_LOOKS * ROWS_LOOK_COST. Returns whether there is more to do: of work that has failed, only to make good its debt. */
+bool reduce_work_run(struct reduce_work *work, void *owner, const int *status);
 
 /* A sort by row, as far as it has come: those of one row keep their order. The sort's, but for entries. */
 #define REDUCE_DIGIT_BITS 11

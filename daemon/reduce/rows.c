@@ -4,6 +4,16 @@
  */
 #include "reduce/reduce.h"
 
+bool reduce_work_run(struct reduce_work *work, void *owner, const int *status)
+{
+	int64_t looks = (int64_t)ROWS_LOOKS - work->debt;
+
+	while (!*status && *work->step && looks > 0)
+		work->step += (*work->step)(owner, &looks);
+	work->debt = MAX(-looks, 0);
+	return work->debt || (!*status && *work->step);
+}
+
 void reduce_sort_start(struct reduce_sort *sort, struct reduce_entry *entries,
 		       struct reduce_entry *scratch, size_t n, uint64_t n_rows)
 {

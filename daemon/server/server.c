@@ -418,7 +418,8 @@ static void job_info(const struct job *job, struct server_job_info *info)
 		.n_nodes = job->n_nodes,
 		.rounds = job->n_rounds,
 		.bytes = job->n_bytes,
-		.in_flight = job->store.n_open + job->store.n_summing,
+		.in_flight =
+			job->store.n_open + job->store.n_summing - job->store.spending.has_begun,
 	};
 	(void)snprintf(info->name, sizeof(info->name), "%s", job->owner.name);
 	waiting_text(job, info->waiting_for, sizeof(info->waiting_for));

@@ -29,24 +29,20 @@ struct takers {
 	size_t n;
 };
 
-struct step {
-	/* Looks at *looks entries or rows at most, or does what takes as long. Returns whether it is over, and not when it sets rows->status. */
-	bool (*run)(struct agent_rows *rows, int64_t *looks);
-};
-
 struct agent_rows_work {
-	const struct step *step;
-	int64_t debt;	 /* looks that runs have taken beyond what they may */
-	uint32_t number; /* of a rank or a server, */
-	uint64_t at;	 /* and of its rows: how far the step has come */
+	struct reduce_work steps; /* of struct agent_rows */
 	/* Of a sort. */
 	void *memory; /* the entries and their scratch */
-	size_t memory_len;
+	size_t memory_len, touched;
+	uint32_t rank; /* whose rows are read */
+	uint64_t row;  /* of these, the next */
 	size_t n_read;
 	struct reduce_sort sort;
 	struct walk walk;
+	uint32_t server; /* for which pieces are made */
 	/* Of a merge. */
 	struct reduce_list *lists;
+	uint32_t list; /* that is checked */
 	struct reduce_cursor *heap, cursor;
 	struct reduce_merge merge;
 	struct takers takers;
@@ -108,30 +104,21 @@ struct agent_rows_work *agent_rows_work_free(struct agent_rows_work *work)
 }
 
 /* make: what the steps need, in zeroed work. */
-static void run(struct task *task, const struct step *steps, int (*make)(struct agent_rows *rows))
+static void run(struct task *task, bool (*const *steps)(void *owner, int64_t *looks),
+		int (*make)(struct agent_rows *rows))
 {
 	struct agent_rows *rows = container_of(task, struct agent_rows, task);
-	int64_t looks = (int64_t)ROWS_LOOKS;
 
 	if (!rows->work) {
 		rows->work = calloc(1, sizeof(*rows->work));
-		rows->status = rows->work ? make(rows) : -ENOMEM;
-		if (!rows->status)
-			rows->work->step = steps;
+		if (!rows->work) {
+			rows->status = -ENOMEM;
+			return;
+		}
+		rows->work->steps.step = steps;
+		rows->status = make(rows);
 	}
-	if (rows->work)
-		looks -= rows->work->debt;
-	while (!rows->status && rows->work->step->run && looks > 0) {
-		if (!rows->work->step->run(rows, &looks))
-			continue;
-		rows->work->step++;
-		rows->work->number = 0;
-		rows->work->at = 0;
-	}
-	if (rows->work)
-		rows->work->debt = MAX(-looks, 0);
-	/* Who fails has taken the time all the same. */
-	task->again = rows->work && (rows->work->debt || (!rows->status && rows->work->step->run));
+	task->again = reduce_work_run(&rows->work->steps, rows, &rows->status);
 	task->cost = ROWS_LOOKS * ROWS_LOOK_COST;
 	if (!task->again)
 		rows->work = agent_rows_work_free(rows->work);
@@ -185,48 +172,49 @@ static int make_entries(struct agent_rows *rows)
 }
 
 /* A sort writes all over its memory: the kernel would make all of it in one run. */
-static bool touch_memory(struct agent_rows *rows, int64_t *looks)
+static bool touch_memory(void *owner, int64_t *looks)
 {
-	struct agent_rows_work *work = rows->work;
+	struct agent_rows_work *work = ((struct agent_rows *)owner)->work;
 
-	for (; work->at < work->memory_len; work->at += TOUCH_LEN) {
+	for (; work->touched < work->memory_len; work->touched += TOUCH_LEN) {
 		if (*looks <= 0)
 			return false;
-		((volatile char *)work->memory)[work->at] = 0;
+		((volatile char *)work->memory)[work->touched] = 0;
 		reduce_looked(looks, TOUCH_LOOKS, 0);
 	}
 	return true;
 }
 
 /* The rows of all local ranks, in the order of ranks. A trainer may write its numbers meanwhile: each is read once. */
-static bool read_entries(struct agent_rows *rows, int64_t *looks)
+static bool read_entries(void *owner, int64_t *looks)
 {
+	struct agent_rows *rows = owner;
 	const struct layout *layout = &job_of(rows)->layout;
 	struct agent_rows_work *work = rows->work;
 	struct reduce_entry *entries = work->sort.entries;
 
-	for (; work->number < layout->n_local; work->number++, work->at = 0) {
-		const struct agent_request *request = request_of(rows, work->number);
+	for (; work->rank < layout->n_local; work->rank++, work->row = 0) {
+		const struct agent_request *request = request_of(rows, work->rank);
 		const volatile int64_t *numbers = request ? request->input_rows : NULL;
 		const char *values = request ? request->input : NULL;
-		uint64_t end = work->at + MIN((uint64_t)MAX(*looks, 0),
-					      rows_in(rows, work->number) - work->at);
+		uint64_t end = work->row +
+			       MIN((uint64_t)MAX(*looks, 0), rows_in(rows, work->rank) - work->row);
 
-		reduce_looked(looks, end - work->at, 0);
-		for (; work->at < end; work->at++) {
-			int64_t row = numbers[work->at];
+		reduce_looked(looks, end - work->row, 0);
+		for (; work->row < end; work->row++) {
+			int64_t row = numbers[work->row];
 
 			entries[work->n_read++] =
-				(struct reduce_entry){ row, values + work->at * rows->row_len };
+				(struct reduce_entry){ row, values + work->row * rows->row_len };
 			if (row >= 0 && (uint64_t)row < rows->n_rows)
 				continue;
 			(void)snprintf(rows->text, sizeof(rows->text),
 				       "rank %u: row %" PRId64 " of a table of %" PRIu64,
-				       layout->rank_of_local[work->number], row, rows->n_rows);
+				       layout->rank_of_local[work->rank], row, rows->n_rows);
 			rows->status = -EINVAL;
 			return false;
 		}
-		if (work->at < rows_in(rows, work->number))
+		if (work->row < rows_in(rows, work->rank))
 			return false;
 	}
 	return true;
@@ -241,8 +229,10 @@ static void walk_again(struct agent_rows_work *work)
 	};
 }
 
-static bool sort_entries(struct agent_rows *rows, int64_t *looks)
+static bool sort_entries(void *owner, int64_t *looks)
 {
+	struct agent_rows *rows = owner;
+
 	if (!reduce_sort_step(&rows->work->sort, looks))
 		return false;
 	walk_again(rows->work);
@@ -279,8 +269,9 @@ static bool sum_row(struct agent_rows *rows, void *const *outputs, size_t n, int
 }
 
 /* Each row is one of a server's, if that is to have any. */
-static bool count_rows(struct agent_rows *rows, int64_t *looks)
+static bool count_rows(void *owner, int64_t *looks)
 {
+	struct agent_rows *rows = owner;
 	struct walk *walk = &rows->work->walk;
 
 	while (walk_next(walk, looks)) {
@@ -325,12 +316,13 @@ static bool make_pieces_of(struct agent_rows *rows, struct agent_rows_server *se
 	return !rows->status;
 }
 
-static bool make_pieces(struct agent_rows *rows, int64_t *looks)
+static bool make_pieces(void *owner, int64_t *looks)
 {
+	struct agent_rows *rows = owner;
 	struct agent_rows_work *work = rows->work;
 
-	for (; work->number < rows->n_servers; work->number++) {
-		struct agent_rows_server *server = &rows->servers[work->number];
+	for (; work->server < rows->n_servers; work->server++) {
+		struct agent_rows_server *server = &rows->servers[work->server];
 
 		if (server->due && !make_pieces_of(rows, server, looks))
 			return false;
@@ -353,8 +345,9 @@ static int64_t *next_place(const struct agent_rows *rows, struct agent_rows_serv
 }
 
 /* Each row to its server. */
-static bool cut(struct agent_rows *rows, int64_t *looks)
+static bool cut(void *owner, int64_t *looks)
 {
+	struct agent_rows *rows = owner;
 	struct walk *walk = &rows->work->walk;
 
 	while (walk_next(walk, looks)) {
@@ -371,8 +364,9 @@ static bool cut(struct agent_rows *rows, int64_t *looks)
 }
 
 /* All ranks are here: what they gave is the result, */
-static bool count_result(struct agent_rows *rows, int64_t *looks)
+static bool count_result(void *owner, int64_t *looks)
 {
+	struct agent_rows *rows = owner;
 	struct walk *walk = &rows->work->walk;
 
 	while (walk_next(walk, looks))
@@ -385,8 +379,9 @@ static bool count_result(struct agent_rows *rows, int64_t *looks)
 }
 
 /* and goes to those that have room for it. */
-static bool finish_here(struct agent_rows *rows, int64_t *looks)
+static bool finish_here(void *owner, int64_t *looks)
 {
+	struct agent_rows *rows = owner;
 	struct takers *takers = &rows->work->takers;
 	struct walk *walk = &rows->work->walk;
 
@@ -400,13 +395,11 @@ static bool finish_here(struct agent_rows *rows, int64_t *looks)
 
 void agent_rows_sort(struct task *task)
 {
-	static const struct step here[] = {
-		{ touch_memory }, { read_entries }, { sort_entries },
-		{ count_result }, { finish_here },  { NULL },
+	static bool (*const here[])(void *owner, int64_t *looks) = {
+		touch_memory, read_entries, sort_entries, count_result, finish_here, NULL,
 	};
-	static const struct step for_servers[] = {
-		{ touch_memory }, { read_entries }, { sort_entries }, { count_rows },
-		{ make_pieces },  { cut },	    { NULL },
+	static bool (*const for_servers[])(void *owner, int64_t *looks) = {
+		touch_memory, read_entries, sort_entries, count_rows, make_pieces, cut, NULL,
 	};
 	struct agent_rows *rows = container_of(task, struct agent_rows, task);
 
@@ -442,27 +435,28 @@ static int check_list(const struct agent_rows *rows, struct reduce_cursor *curso
 
 		if (r <= 0)
 			return r ?: 1;
-		if (server_of(rows, cursor->row) != rows->work->number)
+		if (server_of(rows, cursor->row) != rows->work->list)
 			return -EINVAL;
 		reduce_looked(looks, 1, 0);
 	}
 	return 0;
 }
 
-static bool check_lists(struct agent_rows *rows, int64_t *looks)
+static bool check_lists(void *owner, int64_t *looks)
 {
+	struct agent_rows *rows = owner;
 	struct agent_rows_work *work = rows->work;
 
-	for (; work->number < rows->n_servers; work->number++) {
+	for (; work->list < rows->n_servers; work->list++) {
 		int r;
 
 		if (!work->cursor.list)
-			work->cursor = reduce_list_begin(&work->lists[work->number]);
+			work->cursor = reduce_list_begin(&work->lists[work->list]);
 		r = check_list(rows, &work->cursor, looks);
 		if (r < 0) {
 			(void)snprintf(rows->text, sizeof(rows->text),
 				       "%.80s answered with wrong rows",
-				       agent_server_name(job_of(rows), work->number));
+				       agent_server_name(job_of(rows), work->list));
 			rows->status = -EPROTO;
 		}
 		if (r <= 0)
@@ -473,8 +467,9 @@ static bool check_lists(struct agent_rows *rows, int64_t *looks)
 	return true;
 }
 
-static bool merge(struct agent_rows *rows, int64_t *looks)
+static bool merge(void *owner, int64_t *looks)
 {
+	struct agent_rows *rows = owner;
 	struct agent_rows_work *work = rows->work;
 	struct takers *takers = &work->takers;
 	const void *values;
@@ -494,7 +489,7 @@ static bool merge(struct agent_rows *rows, int64_t *looks)
 
 void agent_rows_merge(struct task *task)
 {
-	static const struct step steps[] = { { check_lists }, { merge }, { NULL } };
+	static bool (*const steps[])(void *owner, int64_t *looks) = { check_lists, merge, NULL };
 
 	run(task, steps, make_lists);
 }

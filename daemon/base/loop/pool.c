@@ -148,7 +148,10 @@ static void pool_end(struct pool *pool, struct task *task)
 		fair_rest(&pool->waiting);
 }
 
-/* Other jobs come first, if it is their turn; without memory to wait it is not. */
+/*
+ * Other jobs come first, if it is their turn; without memory for the task to wait it is not. Of its own job's tasks of equal priority
+ * the task is the oldest, whenever it was posted: what was begun is done.
+ */
 static void pool_go_on(struct pool *pool, struct task *task)
 {
 	assert(!task->shared);
@@ -178,7 +181,7 @@ static void pool_on_done(struct mail *mail)
 	task->done(task);
 }
 
-/* Where nothing else has come to the worker, nothing waits at home: there is none with less to do. */
+/* A task goes on at once where its worker has no mail: then no task waits at home, as a worker with less to do would be given it. */
 static void pool_run(struct task *task, struct loop *loop)
 {
 	for (task->n_more = 0;; task->n_more++) {

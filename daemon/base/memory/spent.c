@@ -7,14 +7,8 @@
 /* To give back more of a block takes longer than to give back a small one. */
 #define UNIT ((size_t)64 << 10)
 
-struct spent {
-	struct list link; /* in spending->lists */
-	struct spent_list list;
-	uint64_t charged;
-};
-
-/* Returns whether all of it is gone; takes what went from *left. */
-static bool list_free(struct spent_list *list, uint64_t *left)
+/* Returns whether all blocks are gone; takes what went from *left. */
+static bool blocks_free(struct spent_list *list, uint64_t *left)
 {
 	while (list->n && *left) {
 		struct block *block = list->blocks[--list->n];
@@ -23,11 +17,21 @@ static bool list_free(struct spent_list *list, uint64_t *left)
 		*left -= MIN(*left, n);
 		(void)block_unref(block);
 	}
-	if (list->n)
-		return false;
+	return !list->n;
+}
+
+static void list_free(struct spent_list *list)
+{
 	free(list->blocks);
 	free(list->beside);
-	return true;
+}
+
+static void spent_free(struct spent *spent)
+{
+	list_remove(&spent->link);
+	if (spent->list.blocks != &spent->one)
+		list_free(&spent->list);
+	free(spent);
 }
 
 /* What is left of the list has its share of what is charged. */
@@ -45,21 +49,30 @@ static void go_on(struct spending *spending, uint64_t left)
 
 	while (left && (spent = list_first(&spending->lists, struct spent, link))) {
 		uint64_t n_before = spent->list.n;
-		bool is_gone = list_free(&spent->list, &left);
+		bool is_gone = blocks_free(&spent->list, &left);
 
 		release(spending, spent, n_before);
 		if (!is_gone)
 			return;
-		list_remove(&spent->link);
-		free(spent);
+		spent_free(spent);
 		left -= left > 0;
 	}
+}
+
+static void begin(struct spending *spending)
+{
+	if (spending->has_begun || !spending_is_under_way(spending))
+		return;
+	spending->has_begun = true;
+	spending->begun(spending);
+	loop_begin(spending->loop, &spending->chore);
 }
 
 static bool on_step(struct chore *chore)
 {
 	struct spending *spending = container_of(chore, struct spending, chore);
 
+	spending->n_hurried = 0;
 	go_on(spending, SPENT_STEP);
 	if (spending_is_under_way(spending))
 		return true;
@@ -78,9 +91,9 @@ static bool has_room(struct quota *quota, uint64_t bytes)
 
 void spending_make_room(struct spending *spending, uint64_t bytes)
 {
-	for (unsigned i = 0; i < SPENT_HURRY && spending_is_under_way(spending) &&
-			     !has_room(spending->quota, bytes);
-	     i++)
+	for (; spending->n_hurried < SPENT_HURRY && spending_is_under_way(spending) &&
+	       !has_room(spending->quota, bytes);
+	     spending->n_hurried++)
 		go_on(spending, SPENT_STEP);
 }
 
@@ -105,21 +118,28 @@ void spend(struct spending *spending, const struct spent_list *list, uint64_t ch
 
 	if (!rest.blocks)
 		rest.n = 0;
-	if (list_free(&rest, left)) {
+	if (blocks_free(&rest, left)) {
+		list_free(&rest);
 		quota_release(spending->quota, charged);
 		return;
 	}
 	spent = malloc(sizeof(*spent));
 	if (!spent) {
-		(void)list_free(&rest, &(uint64_t){ UINT64_MAX });
+		(void)blocks_free(&rest, &(uint64_t){ UINT64_MAX });
+		list_free(&rest);
 		quota_release(spending->quota, charged);
 		return;
 	}
 	*spent = (struct spent){ .list = rest, .charged = charged };
 	list_push_back(&spending->lists, &spent->link);
-	if (spending->has_begun)
+	begin(spending);
+}
+
+void spend_all(struct spending *spending, struct list *spents, uint64_t left)
+{
+	if (list_empty(spents))
 		return;
-	spending->has_begun = true;
-	spending->begun(spending);
-	loop_begin(spending->loop, &spending->chore);
+	list_append(&spending->lists, spents);
+	go_on(spending, left);
+	begin(spending);
 }

@@ -11,7 +11,7 @@
 #define SPENT_STEP 256
 /* That go at once. */
 #define SPENT_NOW 64
-/* Where there is no room for what comes in their place, so many steps are made at once. */
+/* Where there is no room for what comes in their place, so many steps are made at once, and no more before the chore's next. */
 #define SPENT_HURRY 16
 
 struct spent_list {
@@ -20,11 +20,28 @@ struct spent_list {
 	uint64_t n;
 };
 
+/* A list that goes, and what is charged for it. It is freed then, and with it the struct that it is the first member of, if any. */
+struct spent {
+	struct list link;
+	struct spent_list list;
+	uint64_t charged;
+	struct block *one; /* of a list of one block: list.blocks points here */
+};
+
+static inline void spent_init_one(struct spent *spent, struct block *block, uint64_t charged)
+{
+	list_init(&spent->link);
+	spent->list = (struct spent_list){ .blocks = &spent->one, .n = 1 };
+	spent->one = block;
+	spent->charged = charged;
+}
+
 /* Lists of one owner. Embedded in it. */
 struct spending {
 	struct list lists;
 	struct chore chore;
 	struct loop *loop;
+	unsigned n_hurried;  /* steps since the chore's last */
 	bool has_begun;	     /* begun() was called, and over() was not yet */
 	struct quota *quota; /* is charged for the lists */
 	/* The first list comes that does not go at once; all have gone: then it may be freed. The owner stays in between. */
@@ -42,7 +59,9 @@ void spending_done(struct spending *spending);
  */
 void spend(struct spending *spending, const struct spent_list *list, uint64_t charged,
 	   uint64_t *left);
-/* Makes steps now, SPENT_HURRY at most, until so much may be charged. */
+/* Takes all struct spent of a list, each of the heap. So many blocks go at once as `left` says. */
+void spend_all(struct spending *spending, struct list *spents, uint64_t left);
+/* Makes steps now, until so much may be charged. */
 void spending_make_room(struct spending *spending, uint64_t bytes);
 /* Whether some list has not gone yet. */
 static inline bool spending_is_under_way(const struct spending *spending)

@@ -396,7 +396,7 @@ int part_get(struct tensor *tensor, const struct data_header *header, struct par
 		*ret_part = part;
 		return 0;
 	}
-	if (quota_charge(job->memory.quota, part_len(job)))
+	if (store_charge(job, part_len(job)))
 		return QUOTA_E_FULL;
 	part = part_take(job);
 	r = part ? map_add(&tensor->parts, part_hash(header), &part->entry) : -errno;
@@ -502,9 +502,21 @@ static struct slot *slot_take(struct job *job)
 	return slot;
 }
 
+int store_charge(struct job *job, uint64_t bytes)
+{
+	spending_make_room(&job->store.spending, bytes);
+	return quota_charge(job->memory.quota, bytes) ? QUOTA_E_FULL : 0;
+}
+
+int store_block_new(struct job *job, size_t len, struct block **ret_block)
+{
+	spending_make_room(&job->store.spending, block_bytes(len));
+	return block_new(job->server->params.blocks, len, job->memory.quota, ret_block);
+}
+
 int slot_charge(struct slot *slot, uint64_t len)
 {
-	if (quota_charge(slot->job->memory.quota, len))
+	if (store_charge(slot->job, len))
 		return QUOTA_E_FULL;
 	slot->charged += len;
 	return 0;
@@ -524,7 +536,7 @@ int slot_new(struct tensor *tensor, const struct delivery *delivery, uint64_t le
 	r = part_get(tensor, header, &part);
 	if (r)
 		return r;
-	if (quota_charge(job->memory.quota, charge))
+	if (store_charge(job, charge))
 		return QUOTA_E_FULL;
 	slot = slot_take(job);
 	r = slot ? round_get(tensor, header, &round) : error_origin(-errno);

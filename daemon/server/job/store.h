@@ -184,6 +184,10 @@ struct slot *slot_find(const struct part *part, uint64_t number);
  */
 int slot_new(struct tensor *tensor, const struct delivery *delivery, uint64_t len,
 	     struct slot **ret_slot);
+/* Charges job->memory.quota; where there is no room, what it needs no more goes before. Returns 0 or QUOTA_E_FULL. */
+int store_charge(struct job *job, uint64_t bytes);
+/* The same for a block, which is charged. Returns what block_new() does. */
+int store_block_new(struct job *job, size_t len, struct block **ret_block);
 /* Charges it for len bytes more. Returns 0 or QUOTA_E_FULL. */
 int slot_charge(struct slot *slot, uint64_t len);
 /* Into another list of its job. */

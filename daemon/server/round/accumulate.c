@@ -85,7 +85,7 @@ static int accumulator_get(struct tensor *tensor, const struct data_header *head
 	if (r)
 		return r;
 	if (!part->accumulator) {
-		if (quota_charge(job->memory.quota, accumulator_len(job)))
+		if (store_charge(job, accumulator_len(job)))
 			return QUOTA_E_FULL;
 		a = bulk_take(&job->store.bulk, accumulator_len(job));
 		if (!a) {
@@ -258,9 +258,16 @@ static void added(struct accumulator *a)
 	add(a);
 }
 
+static size_t n_elements(const struct accumulator *a)
+{
+	return a->header.part_len / dtype_size(a->header.dtype);
+}
+
 static void on_run(struct task *task)
 {
-	reduce_run(&container_of(task, struct accumulator, task)->reduce);
+	struct accumulator *a = container_of(task, struct accumulator, task);
+
+	task->again = reduce_slice(&a->reduce, n_elements(a));
 }
 
 static void on_done(struct task *task)
@@ -282,8 +289,7 @@ static int prepare(struct accumulator *a, size_t *ret_n)
 	*ret_n = n_new;
 	if (!n_new || !offered_result_len(job, &a->header))
 		goto mark;
-	r = block_new(job->server->params.blocks, offered_result_len(job, &a->header),
-		      job->memory.quota, &a->next);
+	r = store_block_new(job, offered_result_len(job, &a->header), &a->next);
 	if (r)
 		return r;
 	if (!a->header.part_len)
@@ -300,7 +306,6 @@ static int prepare(struct accumulator *a, size_t *ret_n)
 	a->reduce = (struct reduce_params){
 		.dtype = a->header.dtype,
 		.reduction = REDUCTION_SUM,
-		.n_elements = a->header.part_len / dtype_size(a->header.dtype),
 		.inputs = a->inputs,
 		.n_inputs = n,
 		.outputs = &a->output,
@@ -441,8 +446,8 @@ void accumulate_contribute(struct tensor *tensor, struct delivery *delivery)
 		repeat(a, delivery);
 		return;
 	}
-	if (!r && quota_charge(job->memory.quota, len))
-		r = QUOTA_E_FULL;
+	if (!r)
+		r = store_charge(job, len);
 	if (r == QUOTA_E_FULL) {
 		round_over_quota(job, delivery);
 		return;
@@ -490,7 +495,7 @@ int accumulate_offer(struct tensor *tensor, const struct delivery *delivery)
 		return error_origin(-EPROTO);
 	if (!is_newer(a, contributors))
 		return 0;
-	r = block_new(job->server->params.blocks, h->len, job->memory.quota, &sum);
+	r = store_block_new(job, h->len, &sum);
 	if (r)
 		return r;
 	metric_copy(&job->server->copied, sum->data, delivery->payload, h->len);

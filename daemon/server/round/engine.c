@@ -22,6 +22,7 @@ static void engine_finish(struct slot *slot)
 		return;
 	}
 	part_close(slot->part, slot->header.round);
+	spend_all(&job->store.spending, &slot->carried, SPENT_NOW);
 	job->n_rounds++;
 	job->n_bytes += slot->header.part_len;
 	metric_count(&job->server->rounds, 1);
@@ -43,6 +44,12 @@ static void engine_finish(struct slot *slot)
 	slot_free(slot);
 }
 
+static size_t n_elements(const struct slot *slot)
+{
+	return slot->header.part_len / dtype_size(slot->header.dtype);
+}
+
+/* Of what came too late there may be any number of times as much as of all nodes: it is summed in slices. */
 static void engine_run(struct task *task)
 {
 	struct slot *slot = container_of(task, struct slot, task);
@@ -51,7 +58,7 @@ static void engine_run(struct task *task)
 		metric_copy(&slot->job->server->copied, slot->output, slot->copy_from,
 			    slot->header.part_len);
 	else
-		reduce_run(&slot->reduce);
+		task->again = reduce_slice(&slot->reduce, n_elements(slot));
 }
 
 static void engine_done(struct task *task)
@@ -87,10 +94,9 @@ static void prepare_sum(struct slot *slot)
 			inputs[n++] = slot->from[i]->payload;
 			slot->task.away |= slot->from[i]->stalls;
 		}
-	list_for_each (carried, &slot->carried, link)
+	list_for_each (carried, &slot->carried, spent.link)
 		inputs[n++] = carried->payload;
 	slot->reduce = engine_sum(slot, job->size - job->membership.n_gone);
-	slot->reduce.n_elements = h->part_len / dtype_size(h->dtype);
 	slot->reduce.inputs = inputs;
 	slot->reduce.n_inputs = n;
 	metric_count(&job->server->bytes_summed, (uint64_t)h->part_len * n);
@@ -191,8 +197,7 @@ static int prepare(struct slot *slot, bool *ret_made)
 		}
 	}
 	r = from || !(borrow(slot) ?: share(slot))
-		    ? block_new(job->server->params.blocks, offered_result_len(job, &slot->header),
-				job->memory.quota, &slot->result)
+		    ? store_block_new(job, offered_result_len(job, &slot->header), &slot->result)
 		    : 0;
 	if (r)
 		return r;
@@ -226,7 +231,6 @@ static void fail_whole(struct slot *slot, int r)
 void engine_start(struct slot *slot)
 {
 	struct job *job = slot->job;
-	uint64_t bytes = slot->header.part_len;
 	bool made;
 	int r;
 
@@ -246,11 +250,10 @@ void engine_start(struct slot *slot)
 		engine_finish(slot);
 		return;
 	}
-	if (set_reduces(&slot->header))
-		bytes *= job->n_nodes;
-	slot->task.cost = bytes;
+	slot->task.cost = slot->copy_from ? slot->header.part_len
+					  : reduce_slice_bytes(&slot->reduce, n_elements(slot));
 	if (job_post(job, &slot->task))
 		return;
-	engine_run(&slot->task);
+	task_run(&slot->task);
 	engine_finish(slot);
 }

@@ -382,7 +382,7 @@ void keep_again(struct slot *slot, struct delivery *delivery)
 		slot_put_call(slot, &slot->again, delivery);
 	} else {
 		old = delivery_bytes(slot->from[node]);
-		if (len > old && quota_charge(job->memory.quota, len - old)) {
+		if (len > old && store_charge(job, len - old)) {
 			delivery_fail(delivery, job_over_quota(job, &failure), failure.text);
 			return;
 		}
@@ -627,8 +627,7 @@ static int take_result(struct slot *slot, const struct delivery *delivery)
 
 	if (!delivery->header.len)
 		return 0;
-	r = block_new(job->server->params.blocks, delivery->header.len, job->memory.quota,
-		      &slot->result);
+	r = store_block_new(job, delivery->header.len, &slot->result);
 	if (!r)
 		metric_copy(&job->server->copied, slot->result->data, delivery->payload,
 			    delivery->header.len);

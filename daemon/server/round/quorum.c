@@ -16,7 +16,7 @@
 #define BEHIND_MAX 60u
 /*
  * Contributions of a part that have come too late for their rounds, or may. With as many its rounds wait for all: each that comes
- * has its place found among them, and all of them are in the next sum.
+ * has its place found among them.
  */
 #define LATE_MAX JOB_RANKS_MAX
 /* Slots of a part that are looked at at once, when one of them may go on; more are the sweep's. */
@@ -82,18 +82,20 @@ bool quorum_is_ready(const struct slot *slot)
 
 static void carried_free(struct job *job, struct carried *carried)
 {
-	list_remove(&carried->link);
-	quota_release(job->memory.quota, carried->charged);
-	(void)block_unref(carried->block);
+	list_remove(&carried->spent.link);
+	quota_release(job->memory.quota, carried->spent.charged);
+	(void)block_unref(carried->spent.one);
 	free(carried);
 }
 
 void quorum_drop(struct job *job, struct list *list)
 {
-	struct carried *carried, *tmp;
+	spend_all(&job->store.spending, list, 0);
+}
 
-	list_for_each_safe (carried, tmp, list, link)
-		carried_free(job, carried);
+static const struct data_header *header_at(const struct list *link)
+{
+	return &container_of(link, struct carried, spent.link)->header;
 }
 
 static bool comes_before(const struct data_header *a, const struct data_header *b)
@@ -109,10 +111,9 @@ static void carried_add(struct part *part, struct carried *carried)
 {
 	struct list *list = &part->carried, *after = list->prev;
 
-	while (after != list &&
-	       comes_before(&carried->header, &container_of(after, struct carried, link)->header))
+	while (after != list && comes_before(&carried->header, header_at(after)))
 		after = after->prev;
-	list_insert_before(after->next, &carried->link);
+	list_insert_before(after->next, &carried->spent.link);
 	part->n_carried++;
 }
 
@@ -130,7 +131,7 @@ static int carry(struct part *part, struct job *job, const struct delivery *deli
 	if (!h->len)
 		return 0;
 	len = sizeof(*carried) + delivery_bytes(delivery);
-	if (quota_charge(job->memory.quota, len))
+	if (store_charge(job, len))
 		return QUOTA_E_FULL;
 	carried = calloc(1, sizeof(*carried));
 	if (!carried) {
@@ -138,22 +139,21 @@ static int carry(struct part *part, struct job *job, const struct delivery *deli
 		return error_origin(-ENOMEM);
 	}
 	carried->header = *h;
-	carried->charged = len;
+	spent_init_one(&carried->spent, NULL, len);
 	if (delivery->payload_block) {
-		carried->block = block_ref(delivery->payload_block);
+		carried->spent.one = block_ref(delivery->payload_block);
 		carried->payload = delivery->payload;
 	} else {
-		r = block_new(job->server->params.blocks, h->len, job->memory.quota,
-			      &carried->block);
+		r = store_block_new(job, h->len, &carried->spent.one);
 	}
-	list_init(&carried->link);
 	if (r) {
 		carried_free(job, carried);
 		return r;
 	}
 	if (!delivery->payload_block) {
-		metric_copy(&job->server->copied, carried->block->data, delivery->payload, h->len);
-		carried->payload = carried->block->data;
+		carried->payload = carried->spent.one->data;
+		metric_copy(&job->server->copied, carried->spent.one->data, delivery->payload,
+			    h->len);
 	}
 	carried_add(part, carried);
 	metric_count(&job->server->carried, 1);
@@ -168,7 +168,7 @@ static int contributors_get(struct part *part, struct job *job)
 
 	if (part->contributors)
 		return 0;
-	if (quota_charge(job->memory.quota, len))
+	if (store_charge(job, len))
 		return QUOTA_E_FULL;
 	part->contributors = calloc(job->n_nodes, sizeof(part->contributors[0]));
 	if (!part->contributors) {
@@ -220,7 +220,7 @@ void quorum_call_contributors(struct slot *slot)
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (slot->from[i])
 			contributors_add(part, i, slot->header.round);
-	list_for_each (carried, &slot->carried, link)
+	list_for_each (carried, &slot->carried, spent.link)
 		contributors_add(part, carried->header.node, carried->header.round);
 	contributors = data_contributors_of(slot->result->data, slot->header.part_len);
 	contributors->n = slot->n_here + slot->n_carried;
@@ -234,11 +234,9 @@ static bool is_carried(const struct part *part, const struct data_header *h)
 {
 	const struct list *at = part->carried.prev;
 
-	while (at != &part->carried &&
-	       comes_before(h, &container_of(at, struct carried, link)->header))
+	while (at != &part->carried && comes_before(h, header_at(at)))
 		at = at->prev;
-	return at != &part->carried &&
-	       !comes_before(&container_of(at, struct carried, link)->header, h);
+	return at != &part->carried && !comes_before(header_at(at), h);
 }
 
 int quorum_catch(struct slot *slot, const struct delivery *delivery)
@@ -315,11 +313,11 @@ int quorum_prepare(struct slot *slot)
 		if (r)
 			return r;
 	}
-	list_for_each_safe (carried, tmp, &slot->part->carried, link) {
+	list_for_each_safe (carried, tmp, &slot->part->carried, spent.link) {
 		if (!fits(carried, &slot->header))
 			continue;
-		list_remove(&carried->link);
-		list_push_back(&slot->carried, &carried->link);
+		list_remove(&carried->spent.link);
+		list_push_back(&slot->carried, &carried->spent.link);
 		slot->n_carried++;
 		part->n_carried--;
 	}
@@ -335,12 +333,17 @@ int quorum_prepare(struct slot *slot)
 
 void quorum_undo(struct slot *slot)
 {
+	struct part *part = slot->part;
 	struct carried *carried, *tmp;
+	struct list *after = part->carried.next;
 
-	list_for_each_safe (carried, tmp, &slot->carried, link) {
-		list_remove(&carried->link);
-		carried_add(slot->part, carried);
+	list_for_each_safe (carried, tmp, &slot->carried, spent.link) {
+		while (after != &part->carried && comes_before(header_at(after), &carried->header))
+			after = after->next;
+		list_remove(&carried->spent.link);
+		list_insert_before(after, &carried->spent.link);
 	}
+	part->n_carried += slot->n_carried;
 	slot->n_carried = 0;
 }
 
@@ -398,7 +401,6 @@ void quorum_finish(struct slot *slot)
 {
 	uint32_t n_nodes = slot->job->n_nodes;
 
-	quorum_drop(slot->job, &slot->carried);
 	slot_wait(slot);
 	FAILPOINT("server-quorum-closed");
 	for (uint32_t i = 0; i < n_nodes; i++)
@@ -504,19 +506,23 @@ void quorum_again(struct slot *slot, struct delivery *delivery)
  */
 static bool drop_known(struct job *job, struct part *part)
 {
+	struct list known = LIST_INIT(known);
 	struct carried *carried, *tmp;
+	bool is_told = true;
 
-	list_for_each_safe (carried, tmp, &part->carried, link) {
+	list_for_each_safe (carried, tmp, &part->carried, spent.link) {
 		const struct data_header *h = &carried->header;
 
 		if (contributors_has(part, h->node, h->round)) {
-			carried_free(job, carried);
+			list_remove(&carried->spent.link);
+			list_push_back(&known, &carried->spent.link);
 			part->n_carried--;
 		} else if (h->round <= part->contributors_round &&
 			   !contributors_reaches(part, h->round))
-			return false;
+			is_told = false;
 	}
-	return true;
+	quorum_drop(job, &known);
+	return is_told;
 }
 
 static void fail_unknown(struct job *job, const struct tensor *tensor)

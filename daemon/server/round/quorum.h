@@ -14,12 +14,12 @@
 
 /* A contribution that came too late for its own round. */
 struct carried {
-	struct list link; /* part->carried or slot->carried, by round and node */
+	struct spent
+		spent; /* its block and charge, and its link in part->carried or slot->carried, by round and node */
 	struct data_header header;
-	struct block *block;
-	const void *payload; /* in it */
-	uint64_t charged;
+	const void *payload; /* in the block */
 };
+static_assert(!offsetof(struct carried, spent), "it is freed as what it begins with");
 
 /* Whether a node has acknowledged, or was sent, a slot that others have left behind has changed, in a job with a quorum. */
 void quorum_count_behind(struct slot *slot, uint32_t node);
@@ -64,5 +64,5 @@ int quorum_offer_late(struct tensor *tensor, const struct delivery *delivery);
 bool quorum_offered(struct job *job);
 /* The sweep is to come back when the slot is old enough. */
 void quorum_until(const struct slot *slot, uint64_t now_ns);
-/* Frees a list of what is carried. */
+/* Nobody needs a list of what is carried any more. It goes by and by. */
 void quorum_drop(struct job *job, struct list *carried);

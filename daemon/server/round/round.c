@@ -17,9 +17,6 @@
 #include "server/round/rows.h"
 #include <stdio.h>
 
-/* What is kept beside a piece of rows takes no more. */
-#define ROWS_BESIDE (UINT64_C(4) << 20)
-
 struct round_text {
 	char text[160];
 };
@@ -413,8 +410,6 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		quorum_late(slot, delivery);
 		return;
 	}
-	if (by_rows)
-		spending_make_room(&job->store.spending, delivery_bytes(delivery) + ROWS_BESIDE);
 	priority = h->priority;
 	r = slot_get(tensor, delivery, &slot);
 	if (!r && by_rows)

@@ -51,7 +51,7 @@ static int rows_new(struct slot *slot, const struct data_piece *piece, uint64_t 
 	struct job *job = slot->job;
 	size_t len = sizeof(*slot->rows) + job->n_nodes * sizeof(slot->rows->nodes[0]);
 
-	if (quota_charge(job->memory.quota, len))
+	if (store_charge(job, len))
 		return QUOTA_E_FULL;
 	slot->rows = calloc(1, len);
 	if (!slot->rows) {
@@ -148,22 +148,21 @@ static void merge_again(struct slot *slot)
 			   rows->cursors);
 }
 
-/*
- * The steps of the merge, in the pool: each looks at *looks rows at most, or does what takes as long, and goes on from where it was.
- * They return whether they are over, and not when they set rows->status.
- */
-static bool check_lists(struct slot *slot, int64_t *looks)
+/* The steps of the merge, in the pool. */
+
+static bool check_lists(void *owner, int64_t *looks)
 {
+	struct slot *slot = owner;
 	struct rows *rows = slot->rows;
 
-	for (; rows->at < slot->job->n_nodes; rows->at++) {
-		const struct rows_node *from = &rows->nodes[rows->at];
+	for (; rows->n_checked < slot->job->n_nodes; rows->n_checked++) {
+		const struct rows_node *from = &rows->nodes[rows->n_checked];
 		int r = 1;
 
 		if (!rows->cursor.list) {
-			rows->lists[rows->at] =
+			rows->lists[rows->n_checked] =
 				(struct reduce_list){ from->pieces, from->n_pieces };
-			rows->cursor = reduce_list_begin(&rows->lists[rows->at]);
+			rows->cursor = reduce_list_begin(&rows->lists[rows->n_checked]);
 		}
 		for (; r > 0; reduce_looked(looks, 1, 0)) {
 			if (*looks <= 0)
@@ -171,7 +170,7 @@ static bool check_lists(struct slot *slot, int64_t *looks)
 			r = reduce_list_next(&rows->cursor, rows->list.rows);
 		}
 		if (r < 0) {
-			rows->bad_node = (uint32_t)rows->at;
+			rows->bad_node = (uint32_t)rows->n_checked;
 			rows->status = r;
 			return false;
 		}
@@ -181,8 +180,9 @@ static bool check_lists(struct slot *slot, int64_t *looks)
 	return true;
 }
 
-static bool count_rows(struct slot *slot, int64_t *looks)
+static bool count_rows(void *owner, int64_t *looks)
 {
+	struct slot *slot = owner;
 	struct rows *rows = slot->rows;
 	int64_t row;
 	size_t n;
@@ -217,8 +217,9 @@ static int make_array(struct slot *slot, uint64_t n_pieces)
 }
 
 /* Room for the result, in pieces; heads are filled. */
-static bool make_results(struct slot *slot, int64_t *looks)
+static bool make_results(void *owner, int64_t *looks)
 {
+	struct slot *slot = owner;
 	struct rows *rows = slot->rows;
 	struct job *job = slot->job;
 	uint32_t step = result_step(rows);
@@ -247,25 +248,26 @@ static bool make_results(struct slot *slot, int64_t *looks)
 }
 
 /* The union of the lists, each row's values in the order of nodes. */
-static bool fill_results(struct slot *slot, int64_t *looks)
+static bool fill_results(void *owner, int64_t *looks)
 {
+	struct slot *slot = owner;
 	struct rows *rows = slot->rows;
 	struct reduce_params sum = engine_sum(slot, slot->job->size);
 	uint32_t step = result_step(rows);
 
 	sum.n_elements = rows->list.width;
 	sum.inputs = slot->inputs;
-	for (; rows->at < rows->n; rows->at++) {
-		char *data = rows->results[rows->at / step]->data;
-		uint64_t first = rows->at / step * step,
+	for (; rows->n_filled < rows->n; rows->n_filled++) {
+		char *data = rows->results[rows->n_filled / step]->data;
+		uint64_t first = rows->n_filled / step * step,
 			 here = MIN(rows->n - first, (uint64_t)step);
 		int64_t *numbers = (int64_t *)(data + sizeof(struct data_rows));
 
 		if (*looks <= 0)
 			return false;
-		sum.n_inputs =
-			reduce_merge_next(&rows->merge, &numbers[rows->at - first], slot->inputs);
-		slot->output = (char *)(numbers + here) + (rows->at - first) * rows->row_len;
+		sum.n_inputs = reduce_merge_next(&rows->merge, &numbers[rows->n_filled - first],
+						 slot->inputs);
+		slot->output = (char *)(numbers + here) + (rows->n_filled - first) * rows->row_len;
 		reduce_run(&sum);
 		reduce_looked(looks, sum.n_inputs + 1, (sum.n_inputs + 1) * rows->row_len);
 	}
@@ -274,24 +276,9 @@ static bool fill_results(struct slot *slot, int64_t *looks)
 
 static void rows_run(struct task *task)
 {
-	static bool (*const steps[])(struct slot * slot, int64_t * looks) = {
-		check_lists,
-		count_rows,
-		make_results,
-		fill_results,
-	};
 	struct slot *slot = container_of(task, struct slot, task);
-	struct rows *rows = slot->rows;
-	int64_t looks = (int64_t)ROWS_LOOKS - rows->debt;
 
-	while (!rows->status && rows->step < ARRAY_SIZE(steps) && looks > 0) {
-		if (!steps[rows->step](slot, &looks))
-			continue;
-		rows->step++;
-		rows->at = 0;
-	}
-	rows->debt = MAX(-looks, 0);
-	task->again = rows->debt || (!rows->status && rows->step < ARRAY_SIZE(steps));
+	task->again = reduce_work_run(&slot->rows->work, slot, &slot->rows->status);
 	task->cost = ROWS_LOOKS * ROWS_LOOK_COST;
 }
 
@@ -435,6 +422,9 @@ static void rows_done(struct task *task)
 
 void rows_start(struct slot *slot)
 {
+	static bool (*const steps[])(void *owner, int64_t *looks) = {
+		check_lists, count_rows, make_results, fill_results, NULL,
+	};
 	struct rows *rows = slot->rows;
 	struct job *job = slot->job;
 	uint64_t bytes = 0, n_rows = 0;
@@ -448,6 +438,7 @@ void rows_start(struct slot *slot)
 	slot_sum(slot);
 	slot->task.run = rows_run;
 	slot->task.done = rows_done;
+	rows->work.step = steps;
 	rows->lists = calloc(job->n_nodes, sizeof(*rows->lists));
 	rows->cursors = calloc(job->n_nodes, sizeof(*rows->cursors));
 	if (!rows->lists || !rows->cursors) {

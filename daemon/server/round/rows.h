@@ -35,15 +35,15 @@ struct rows {
 	uint64_t charged;  /* for this and the results' array */
 	uint64_t slot_len; /* what the slot is charged with for itself */
 	/* The merge's, which goes on from run to run of its task. */
+	struct reduce_work work; /* of struct slot */
 	struct reduce_list *lists;
 	struct reduce_cursor *cursors, cursor;
 	struct reduce_merge merge;
-	int64_t debt;	   /* looks that runs have taken beyond what they may */
-	unsigned step;	   /* of it, */
-	uint64_t at;	   /* and the list, or the row of the result, that it has come to */
-	int status;	   /* 0, QUOTA_E_FULL, -ENOMEM, or -EINVAL: */
-	uint32_t bad_node; /* who brought a list in disorder */
-	uint64_t n;	   /* rows of the result, */
+	uint32_t n_checked; /* lists, */
+	uint64_t n_filled;  /* and rows of the result */
+	int status;	    /* 0, QUOTA_E_FULL, -ENOMEM, or -EINVAL: */
+	uint32_t bad_node;  /* who brought a list in disorder */
+	uint64_t n;	    /* rows of the result, */
 	uint64_t n_results;
 	struct block **results; /* pieces */
 	struct rows_node nodes[];

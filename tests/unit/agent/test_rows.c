@@ -71,6 +71,41 @@ int __wrap_pool_post(struct pool *pool, struct task *task)
 
 /* -- Requests ----------------------------------------------------------------------------------------------------- */
 
+/* n rows with their values, of so many each; room for as many. */
+struct given {
+	unsigned width;
+	int64_t *numbers, *got;
+	void *values, *sums;
+	uint64_t n, room;
+};
+
+static struct asked rows_asked(const struct given *given, unsigned reduction)
+{
+	struct asked asked =
+		asked_of(OPERATION_PUSH_PULL_ROWS, reduction, given->values,
+			 given->n * given->width, given->sums, given->room * given->width);
+
+	asked.base.width = given->width;
+	asked.base.input_rows = given->numbers;
+	asked.base.output_rows = given->got;
+	return asked;
+}
+
+/* Two ranks ask, and runs of tasks are counted until both are answered. */
+static void ask_both(struct world *world, struct asked *asked, struct declared *declared)
+{
+	for (unsigned i = 0; i < 2; i++)
+		WORLD_UNTIL(world, declared[i].done);
+	n_counted = 0;
+	n_runs = 0;
+	for (unsigned i = 0; i < 2; i++)
+		asked_submit(&asked[i], &declared[i], 1);
+	for (unsigned i = 0; i < 2; i++)
+		WORLD_UNTIL(world, asked[i].done);
+	ASSERT_INT(n_counted, <, ARRAY_SIZE(counted));
+	n_counted = ARRAY_SIZE(counted);
+}
+
 /* Each rank gives a row of its own, and one that both give. */
 static void rows(struct world *world, struct declared *declared, uint64_t round)
 {
@@ -83,11 +118,9 @@ static void rows(struct world *world, struct declared *declared, uint64_t round)
 		numbers[i][1] = 10 + i;
 		for (unsigned k = 0; k < 2 * WIDTH; k++)
 			values[i][k] = (float)(i + 1);
-		asked[i] = asked_of(OPERATION_PUSH_PULL_ROWS, REDUCTION_SUM, values[i], 2 * WIDTH,
-				    sums[i], TABLE * WIDTH);
-		asked[i].base.width = WIDTH;
-		asked[i].base.input_rows = numbers[i];
-		asked[i].base.output_rows = got[i];
+		asked[i] = rows_asked(
+			&(struct given){ WIDTH, numbers[i], got[i], values[i], sums[i], 2, TABLE },
+			REDUCTION_SUM);
 		asked_submit(&asked[i], &declared[i], round);
 	}
 	for (unsigned i = 0; i < world->size; i++) {
@@ -155,19 +188,12 @@ static void many_rows(struct world *world, unsigned n_rows)
 	for (unsigned i = 0; i < 2; i++) {
 		got[i] = calloc(MANY, sizeof(*got[i]));
 		sums[i] = calloc(MANY, sizeof(*sums[i]));
-		WORLD_UNTIL(world, declared[i].done);
-		asked[i] = asked_of(OPERATION_PUSH_PULL_ROWS, REDUCTION_SUM, values, MANY, sums[i],
-				    MANY);
-		asked[i].base.width = 1;
-		asked[i].base.input_rows = numbers;
-		asked[i].base.output_rows = got[i];
+		asked[i] = rows_asked(
+			&(struct given){ 1, numbers, got[i], values, sums[i], MANY, MANY },
+			REDUCTION_SUM);
 	}
-	n_counted = 0;
-	n_runs = 0;
-	for (unsigned i = 0; i < 2; i++)
-		asked_submit(&asked[i], &declared[i], 1);
+	ask_both(world, asked, declared);
 	for (unsigned i = 0; i < 2; i++) {
-		WORLD_UNTIL(world, asked[i].done);
 		ASSERT_STR(asked[i].failure.text, "");
 		ASSERT_EQ(asked[i].base.n_rows, n_rows);
 		for (unsigned k = 0; k < n_rows; k++)
@@ -176,8 +202,6 @@ static void many_rows(struct world *world, unsigned n_rows)
 		free(got[i]);
 		free(sums[i]);
 	}
-	ASSERT_INT(n_counted, <, ARRAY_SIZE(counted));
-	n_counted = ARRAY_SIZE(counted);
 }
 
 static struct world *world_of_one_thread(unsigned n_nodes)
@@ -233,23 +257,13 @@ TEST(a_row_that_fails_takes_no_more_than_its_turns)
 	int8_t sums[2];
 
 	memset(values, INT8_MAX, MANY);
-	for (unsigned i = 0; i < 2; i++) {
-		WORLD_UNTIL(world, declared[i].done);
-		asked[i] = asked_of(OPERATION_PUSH_PULL_ROWS, REDUCTION_AVERAGE, values, MANY,
-				    &sums[i], 1);
-		asked[i].base.width = 1;
-		asked[i].base.input_rows = numbers;
-		asked[i].base.output_rows = &got[i];
-	}
-	n_counted = 0;
-	n_runs = 0;
 	for (unsigned i = 0; i < 2; i++)
-		asked_submit(&asked[i], &declared[i], 1);
-	for (unsigned i = 0; i < 2; i++) {
-		WORLD_UNTIL(world, asked[i].done);
+		asked[i] = rows_asked(
+			&(struct given){ 1, numbers, &got[i], values, &sums[i], MANY, 1 },
+			REDUCTION_AVERAGE);
+	ask_both(world, asked, declared);
+	for (unsigned i = 0; i < 2; i++)
 		ASSERT_EQ(asked[i].failure.status, -ERANGE);
-	}
-	n_counted = ARRAY_SIZE(counted);
 	ASSERT_INT(n_runs, >=, SORTS / ROWS_LOOKS);
 }
 
@@ -269,10 +283,8 @@ TEST(rows_that_are_refused_before_their_task_is_posted_fail)
 	world_form(world);
 	declared = world_declare(world, "table", DTYPE_FLOAT32, TABLE);
 	WORLD_UNTIL(world, declared->done);
-	asked = asked_of(OPERATION_PUSH_PULL_ROWS, REDUCTION_SUM, &value, 1, sums, TABLE);
-	asked.base.width = 1;
-	asked.base.input_rows = &number;
-	asked.base.output_rows = got;
+	asked = rows_asked(&(struct given){ 1, &number, got, &value, sums, 1, TABLE },
+			   REDUCTION_SUM);
 	n_counted = 0;
 	n_over = 0;
 	is_overtaken = true;
@@ -301,11 +313,9 @@ TEST(what_is_held_of_a_round_is_charged)
 	for (unsigned i = 0; i < 2; i++) {
 		ASSERT_EQ(quota_used(&job->memory.rows), 0);
 		WORLD_UNTIL(world, declared[i].done);
-		asked[i] = asked_of(OPERATION_PUSH_PULL_ROWS, REDUCTION_SUM, sums[i], 0, sums[i],
-				    TABLE * WIDTH);
-		asked[i].base.width = WIDTH;
-		asked[i].base.input_rows = got[i];
-		asked[i].base.output_rows = got[i];
+		asked[i] = rows_asked(
+			&(struct given){ WIDTH, got[i], got[i], sums[i], sums[i], 0, TABLE },
+			REDUCTION_SUM);
 	}
 	asked_submit(&asked[0], &declared[0], 1);
 	ASSERT_INT(quota_used(&job->memory.rows), >=,

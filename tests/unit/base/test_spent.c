@@ -165,6 +165,30 @@ TEST(some_go_sooner)
 	owner_done(&owner);
 }
 
+/* However often room is wanted, more goes after the chore's next step. */
+TEST(no_more_goes_sooner_than_a_turn_has_time_for)
+{
+	enum { N = 4 * SPENT_HURRY * SPENT_STEP };
+	struct owner owner;
+	uint64_t used;
+
+	owner_init(&owner);
+	spend_some(&owner, N, LEN, &(uint64_t){ 0 });
+	used = block_cache_used(owner.blocks);
+	owner.quota.limit = CHARGED;
+	loop_abort(&owner.spending.chore);
+	for (unsigned turn = 1; turn <= 2; turn++) {
+		for (unsigned i = 0; i < 100; i++)
+			spending_make_room(&owner.spending, CHARGED);
+		ASSERT_INT(used - block_cache_used(owner.blocks), <=,
+			   turn * (SPENT_HURRY + 1) * SPENT_STEP * LEN);
+		ASSERT_INT(used - block_cache_used(owner.blocks), >=,
+			   turn * (SPENT_HURRY - 1) * SPENT_STEP * LEN / 3 * 2);
+		ASSERT_TRUE(owner.spending.chore.step(&owner.spending.chore));
+	}
+	owner_done(&owner);
+}
+
 TEST(a_loop_takes_the_steps_and_all_begins_anew)
 {
 	struct owner owner;
@@ -177,6 +201,40 @@ TEST(a_loop_takes_the_steps_and_all_begins_anew)
 			ASSERT_OK(loop_turn(owner.loop, 0));
 		ASSERT_EQ(quota_used(&owner.quota), 0);
 	}
+	owner_done(&owner);
+}
+
+struct single {
+	struct spent spent;
+	char beside[100];
+};
+
+/* Of what begins with one, which goes with it. */
+TEST(many_that_are_linked_go_in_steps)
+{
+	struct list all = LIST_INIT(all);
+	struct owner owner;
+
+	owner_init(&owner);
+	spend_all(&owner.spending, &all, SPENT_STEP);
+	ASSERT_EQ(owner.n_begun, 0);
+	for (unsigned i = 0; i < 10 * SPENT_STEP; i++) {
+		struct single *single = calloc(1, sizeof(*single));
+		struct block *block;
+
+		ASSERT_TRUE(single);
+		ASSERT_OK(block_new(owner.blocks, LEN, NULL, &block));
+		ASSERT_OK(quota_charge(&owner.quota, 100));
+		spent_init_one(&single->spent, block, 100);
+		list_push_back(&all, &single->spent.link);
+	}
+	spend_all(&owner.spending, &all, SPENT_STEP);
+	ASSERT_TRUE(list_empty(&all));
+	ASSERT_EQ(owner.n_begun, 1);
+	ASSERT_INT(block_cache_used(owner.blocks), <, 10 * SPENT_STEP * LEN);
+	ASSERT_INT(block_cache_used(owner.blocks), >=, 9 * SPENT_STEP * LEN);
+	ASSERT_EQ(quota_used(&owner.quota), block_cache_used(owner.blocks) / LEN * 100);
+	ASSERT_INT(steps(&owner, (uint64_t)SPENT_STEP * LEN), >=, 9);
 	owner_done(&owner);
 }
 

@@ -1,5 +1,8 @@
 /* Rounds that go on without all: what comes too late, and what nodes keep. */
+#include "../base/chores.h"
 #include "far.h"
+#include "reduce/reduce.h"
+#include <pthread.h>
 
 #define LEN    64u /* of the part that all rounds here have */
 #define FLOATS (LEN / sizeof(float))
@@ -19,6 +22,31 @@ int __wrap_block_new(struct block_cache *cache, size_t len, struct quota *quota,
 	return n_blocks-- ? __real_block_new(cache, len, quota, ret_block) : -ENOMEM;
 }
 
+/* What was summed in one run of a task, at most, by whom. */
+static _Atomic uint64_t most_summed;
+static _Atomic unsigned n_summed, n_elsewhere;
+static pthread_t home;
+
+int __real_reduce_run(const struct reduce_params *params);
+int __wrap_reduce_run(const struct reduce_params *params);
+
+int __wrap_reduce_run(const struct reduce_params *params)
+{
+	uint64_t bytes = params->n_inputs * params->n_elements * dtype_size(params->dtype);
+
+	most_summed = MAX(most_summed, bytes);
+	n_summed++;
+	n_elsewhere += !pthread_equal(home, pthread_self());
+	return __real_reduce_run(params);
+}
+
+static void nothing_summed(void)
+{
+	home = pthread_self();
+	most_summed = 0;
+	n_summed = n_elsewhere = 0;
+}
+
 static struct layout quorum_layout(uint32_t n_nodes)
 {
 	struct layout layout = far_layout("quorum", n_nodes, NULL);
@@ -27,19 +55,26 @@ static struct layout quorum_layout(uint32_t n_nodes)
 	return layout;
 }
 
-static struct asked *push_part(struct far *far, const struct layout *layout, uint32_t part,
-			       uint64_t round, uint32_t node, float value)
+static struct asked *push_len(struct far *far, const struct layout *layout, uint32_t part,
+			      uint64_t round, uint32_t node, float value, uint32_t len)
 {
 	struct data_header h = far_push(layout, 1, round, node);
-	float data[FLOATS];
+	_cleanup_(freep) float *data = malloc(len);
 
+	ASSERT_TRUE(data);
 	h.part = part;
-	for (size_t i = 0; i < FLOATS; i++)
+	for (size_t i = 0; i < len / sizeof(*data); i++)
 		data[i] = value;
 	if (layout->resume)
 		h.epoch = far_epoch(layout);
-	h.len = h.part_len = h.total = LEN;
+	h.len = h.part_len = h.total = len;
 	return far_call(far, node, &h, data);
+}
+
+static struct asked *push_part(struct far *far, const struct layout *layout, uint32_t part,
+			       uint64_t round, uint32_t node, float value)
+{
+	return push_len(far, layout, part, round, node, value, LEN);
 }
 
 static struct asked *push(struct far *far, const struct layout *layout, uint64_t round,
@@ -48,15 +83,20 @@ static struct asked *push(struct far *far, const struct layout *layout, uint64_t
 	return push_part(far, layout, 0, round, node, value);
 }
 
-static void expect_result(struct far *far, struct asked *asked, float value)
+static void expect_len(struct far *far, struct asked *asked, float value, uint32_t len)
 {
 	const float *data;
 
 	far_expect(far, asked, 0, NULL);
 	data = asked->data;
-	ASSERT_EQ(asked->answer.len, LEN);
-	for (size_t i = 0; i < FLOATS; i++)
+	ASSERT_EQ(asked->answer.len, len);
+	for (size_t i = 0; i < len / sizeof(*data); i++)
 		ASSERT_TRUE(data[i] == value);
+}
+
+static void expect_result(struct far *far, struct asked *asked, float value)
+{
+	expect_len(far, asked, value, LEN);
 }
 
 TEST(what_came_too_late_outlives_a_round_without_memory)
@@ -76,6 +116,48 @@ TEST(what_came_too_late_outlives_a_round_without_memory)
 	far_expect(far, a, -ENOMEM, "a result");
 	expect_result(far, push(far, &layout, 3, 0, 16), 1 * 0 + 2 + 4 + 16);
 	expect_result(far, push(far, &layout, 4, 0, 32), 32);
+}
+
+/* A contribution to a sum or, in each second round, to an average. */
+static struct asked *push_in_turns(struct far *far, const struct layout *layout, uint64_t round,
+				   uint32_t node, float value)
+{
+	struct data_header h = far_push(layout, 1, round, node);
+
+	h.reduction = round % 2 ? REDUCTION_SUM : REDUCTION_AVERAGE;
+	h.len = h.part_len = h.total = sizeof(value);
+	return far_call(far, node, &h, &value);
+}
+
+static void expect_one(struct far *far, struct asked *asked, float value)
+{
+	expect_len(far, asked, value, sizeof(value));
+}
+
+/* Among what fits no sum, and in the order of rounds: float32 has no 1e8 + 1. */
+TEST(what_came_too_late_is_put_back_where_it_was)
+{
+	static const float late[] = { 1, 2, 1e8f, 4, -1e8f, 6 };
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = quorum_layout(2);
+	struct asked *a;
+
+	layout.staleness = 2 * ARRAY_SIZE(late);
+	far_form(far, &layout);
+	for (unsigned i = 0; i < ARRAY_SIZE(late); i++)
+		expect_one(far, push_in_turns(far, &layout, i + 1, 0, 0), 0);
+	for (unsigned i = 0; i < ARRAY_SIZE(late); i++)
+		expect_one(far, push_in_turns(far, &layout, i + 1, 1, late[i]), 0);
+	for (unsigned round = 7; round <= 8; round++) {
+		far->misalign = sizeof(float); /* what is lent needs no block */
+		n_blocks = 0;
+		a = push_in_turns(far, &layout, round, 0, 0);
+		n_blocks = UINT_MAX;
+		far_expect(far, a, -ENOMEM, "a result");
+	}
+	far->misalign = 0;
+	expect_one(far, push_in_turns(far, &layout, 9, 0, 0), 1 + 1e8f - 1e8f);
+	expect_one(far, push_in_turns(far, &layout, 10, 0, 0), (2 + 4 + 6) / 2.f);
 }
 
 /* Of as many nodes as there are. */
@@ -101,6 +183,79 @@ TEST(what_is_lent_while_a_sum_is_made_is_copied_as_it_comes)
 		expect_result(far, a[node], 1);
 	ASSERT_EQ(n_made, 0);
 	expect_result(far, push(far, &layout, 2, 0, 8), 2 + 4 + 8);
+}
+
+/* Of two nodes the second is behind: its contributions to n rounds come after the last of them. */
+static void fall_behind(struct far *far, const struct layout *layout, unsigned n, uint32_t len)
+{
+	for (unsigned round = 1; round <= n; round++)
+		expect_len(far, push_len(far, layout, 0, round, 0, 1, len), 1, len);
+	for (unsigned round = 1; round <= n; round++)
+		expect_len(far, push_len(far, layout, 0, round, 1, (float)round, len), 1, len);
+}
+
+TEST(much_that_came_too_late_is_summed_in_slices)
+{
+	enum { LONG = (32u << 20) + 4, N = 4 };
+	_cleanup_(far_freep) struct far *far =
+		far_new(&(struct far_options){ .n_threads = 1, .quota_bytes = UINT64_C(4) << 30 });
+	struct layout layout = quorum_layout(2);
+
+	layout.staleness = N;
+	far_form(far, &layout);
+	fall_behind(far, &layout, N, LONG);
+	nothing_summed();
+	expect_len(far, push_len(far, &layout, 0, N + 1, 0, 1, LONG), 1 + N * (N + 1) / 2, LONG);
+	ASSERT_INT(n_summed, >, 1);
+	ASSERT_INT(most_summed, <=, PART_SUM_MAX);
+}
+
+/* However little each of them is. */
+TEST(many_that_came_too_late_are_summed_elsewhere)
+{
+	enum { N = 50 };
+	_cleanup_(far_freep) struct far *far =
+		far_new(&(struct far_options){ .n_threads = 1, .inline_bytes = (N + 1) * LEN - 1 });
+	struct layout layout = quorum_layout(2);
+
+	layout.staleness = N;
+	far_form(far, &layout);
+	nothing_summed();
+	fall_behind(far, &layout, N, LEN);
+	ASSERT_EQ(n_elsewhere, 0);
+	expect_result(far, push(far, &layout, N + 1, 0, 1), 1 + N * (N + 1) / 2);
+	ASSERT_EQ(n_elsewhere, 1);
+}
+
+/* Where there is no room for what comes next, and is lent or not, more of it goes: spare is how many times a contribution may be had. */
+static void expect_pieces(unsigned spare)
+{
+	enum { N = 40, LONG = 1 << 20 };
+	_cleanup_(far_freep) struct far *far =
+		far_new(&(struct far_options){ .quota_bytes = (uint64_t)(N + spare) * LONG });
+	struct layout layout = quorum_layout(2);
+	uint64_t used;
+
+	layout.staleness = N;
+	far_form(far, &layout);
+	fall_behind(far, &layout, N, LONG);
+	used = block_cache_used(far->blocks);
+	chores_hold();
+	expect_len(far, push_len(far, &layout, 0, N + 1, 0, 1, LONG), 1 + N * (N + 1) / 2, LONG);
+	ASSERT_EQ(chores_n_held(), 1);
+	ASSERT_INT(block_cache_used(far->blocks), >, used / 2);
+	for (unsigned round = N + 2; round <= N + 20; round++)
+		expect_len(far, push_len(far, &layout, 0, round, 0, 1, LONG), 1, LONG);
+	ASSERT_INT(block_cache_used(far->blocks), <=, used);
+	chores_go_on();
+	while (block_cache_used(far->blocks) > 22 * (uint64_t)LONG)
+		ASSERT_OK(loop_turn(far->loop, 0));
+}
+
+TEST(what_came_too_late_goes_in_pieces)
+{
+	for (unsigned spare = 4; spare < 10; spare++)
+		expect_pieces(spare);
 }
 
 /* Its parts fail in later turns: that which was to go on is not tried again meanwhile. */

@@ -1,0 +1,27 @@
+/*
+ * A long sum in slices. engine.c and accumulate.c of the server call, in the pool.
+ */
+#include "reduce/reduce.h"
+
+/* Each input's slice begins so: the kernels' vectors, and pieces, stay whole. */
+#define SLICE_ALIGN 4096u
+
+static size_t slice_elements(const struct reduce_params *params, size_t n)
+{
+	size_t bytes = PART_SUM_MAX / params->n_inputs / SLICE_ALIGN * SLICE_ALIGN;
+
+	return MIN(MAX(bytes, (size_t)SLICE_ALIGN) / dtype_size(params->dtype), n - params->first);
+}
+
+uint64_t reduce_slice_bytes(const struct reduce_params *params, size_t n)
+{
+	return (uint64_t)params->n_inputs * slice_elements(params, n) * dtype_size(params->dtype);
+}
+
+bool reduce_slice(struct reduce_params *params, size_t n)
+{
+	params->n_elements = slice_elements(params, n);
+	(void)reduce_run(params);
+	params->first += params->n_elements;
+	return params->first < n;
+}
