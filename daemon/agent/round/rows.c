@@ -110,7 +110,7 @@ static uint64_t pieces_len(const struct agent_rows *rows, const struct agent_row
 
 /* charged: for its pieces. */
 static void server_spend(struct agent_rows *rows, const struct agent_rows_server *server,
-			 uint64_t charged, uint64_t *left)
+			 uint64_t charged, int64_t *left)
 {
 	struct spending *spending = &job_of(rows)->memory.spent_rows;
 	const struct spent_list pieces = { .blocks = server->pieces, .n = server->n_pieces };
@@ -123,7 +123,7 @@ static void server_spend(struct agent_rows *rows, const struct agent_rows_server
 }
 
 /* As if nothing had gone there, or come from there. */
-static void server_reset(struct agent_rows *rows, struct agent_rows_server *server, uint64_t *left)
+static void server_reset(struct agent_rows *rows, struct agent_rows_server *server, int64_t *left)
 {
 	uint64_t charged = pieces_len(rows, server);
 
@@ -140,7 +140,7 @@ static void server_reset(struct agent_rows *rows, struct agent_rows_server *serv
 
 struct agent_rows *agent_rows_free(struct agent_rows *rows)
 {
-	uint64_t left = SPENT_NOW;
+	int64_t left = SPENT_NOW;
 
 	if (!rows)
 		return NULL;
@@ -304,7 +304,7 @@ static bool sort_again(struct agent_rows *rows)
 	const struct agent_job *job = job_of(rows);
 	struct agent_round *round = rows->round;
 	struct failure failure, words;
-	uint64_t left = SPENT_NOW;
+	int64_t left = SPENT_NOW;
 	int r;
 
 	rows->repeats = true;

@@ -8,13 +8,12 @@
 #define UNIT ((size_t)64 << 10)
 
 /* Returns whether all blocks are gone; takes what went from *left. */
-static bool blocks_free(struct spent_list *list, uint64_t *left)
+static bool blocks_free(struct spent_list *list, int64_t *left)
 {
-	while (list->n && *left) {
+	while (list->n && *left > 0) {
 		struct block *block = list->blocks[--list->n];
-		uint64_t n = block ? MAX((block->len + UNIT - 1) / UNIT, (size_t)1) : 1;
 
-		*left -= MIN(*left, n);
+		*left -= block ? (int64_t)MAX((block->len + UNIT - 1) / UNIT, (size_t)1) : 1;
 		(void)block_unref(block);
 	}
 	return !list->n;
@@ -43,20 +42,22 @@ static void release(struct spending *spending, struct spent *spent, uint64_t n_b
 	spent->charged = rest;
 }
 
-static void go_on(struct spending *spending, uint64_t left)
+/* Returns what is left of that, or less than nothing: blocks go whole. */
+static int64_t go_on(struct spending *spending, int64_t left)
 {
 	struct spent *spent;
 
-	while (left && (spent = list_first(&spending->lists, struct spent, link))) {
+	while (left > 0 && (spent = list_first(&spending->lists, struct spent, link))) {
 		uint64_t n_before = spent->list.n;
 		bool is_gone = blocks_free(&spent->list, &left);
 
 		release(spending, spent, n_before);
 		if (!is_gone)
-			return;
+			break;
 		spent_free(spent);
-		left -= left > 0;
+		left--;
 	}
+	return left;
 }
 
 static void begin(struct spending *spending)
@@ -72,8 +73,7 @@ static bool on_step(struct chore *chore)
 {
 	struct spending *spending = container_of(chore, struct spending, chore);
 
-	spending->n_hurried = 0;
-	go_on(spending, SPENT_STEP);
+	(void)go_on(spending, SPENT_STEP);
 	if (spending_is_under_way(spending))
 		return true;
 	spending->has_begun = false;
@@ -81,20 +81,20 @@ static bool on_step(struct chore *chore)
 	return false;
 }
 
-static bool has_room(struct quota *quota, uint64_t bytes)
+static bool has_room(const struct quota *quota, uint64_t bytes)
 {
-	if (quota_charge(quota, bytes))
-		return false;
-	quota_release(quota, bytes);
+	for (; quota; quota = quota->parent)
+		if (quota_available(quota) < bytes)
+			return false;
 	return true;
 }
 
 void spending_make_room(struct spending *spending, uint64_t bytes)
 {
-	for (; spending->n_hurried < SPENT_HURRY && spending_is_under_way(spending) &&
-	       !has_room(spending->quota, bytes);
-	     spending->n_hurried++)
-		go_on(spending, SPENT_STEP);
+	int64_t left = SPENT_HURRY * SPENT_STEP;
+
+	while (left > 0 && spending_is_under_way(spending) && !has_room(spending->quota, bytes))
+		left -= SPENT_STEP - go_on(spending, SPENT_STEP);
 }
 
 void spending_init(struct spending *spending, struct loop *loop)
@@ -107,11 +107,11 @@ void spending_init(struct spending *spending, struct loop *loop)
 void spending_done(struct spending *spending)
 {
 	loop_abort(&spending->chore);
-	go_on(spending, UINT64_MAX);
+	(void)go_on(spending, INT64_MAX);
 }
 
 void spend(struct spending *spending, const struct spent_list *list, uint64_t charged,
-	   uint64_t *left)
+	   int64_t *left)
 {
 	struct spent_list rest = *list;
 	struct spent *spent;
@@ -125,7 +125,7 @@ void spend(struct spending *spending, const struct spent_list *list, uint64_t ch
 	}
 	spent = malloc(sizeof(*spent));
 	if (!spent) {
-		(void)blocks_free(&rest, &(uint64_t){ UINT64_MAX });
+		(void)blocks_free(&rest, &(int64_t){ INT64_MAX });
 		list_free(&rest);
 		quota_release(spending->quota, charged);
 		return;
@@ -135,11 +135,11 @@ void spend(struct spending *spending, const struct spent_list *list, uint64_t ch
 	begin(spending);
 }
 
-void spend_all(struct spending *spending, struct list *spents, uint64_t left)
+void spend_all(struct spending *spending, struct list *spents, int64_t left)
 {
 	if (list_empty(spents))
 		return;
 	list_append(&spending->lists, spents);
-	go_on(spending, left);
+	(void)go_on(spending, left);
 	begin(spending);
 }

@@ -11,7 +11,7 @@
 #define SPENT_STEP 256
 /* That go at once. */
 #define SPENT_NOW 64
-/* Where there is no room for what comes in their place, so many steps are made at once, and no more before the chore's next. */
+/* Where there is no room for what comes in their place, so many steps are made at once. */
 #define SPENT_HURRY 16
 
 struct spent_list {
@@ -41,7 +41,6 @@ struct spending {
 	struct list lists;
 	struct chore chore;
 	struct loop *loop;
-	unsigned n_hurried;  /* steps since the chore's last */
 	bool has_begun;	     /* begun() was called, and over() was not yet */
 	struct quota *quota; /* is charged for the lists */
 	/* The first list comes that does not go at once; all have gone: then it may be freed. The owner stays in between. */
@@ -58,10 +57,10 @@ void spending_done(struct spending *spending);
  * SPENT_NOW before the first of them.
  */
 void spend(struct spending *spending, const struct spent_list *list, uint64_t charged,
-	   uint64_t *left);
+	   int64_t *left);
 /* Takes all struct spent of a list, each of the heap. So many blocks go at once as `left` says. */
-void spend_all(struct spending *spending, struct list *spents, uint64_t left);
-/* Makes steps now, until so much may be charged. */
+void spend_all(struct spending *spending, struct list *spents, int64_t left);
+/* Makes steps now, SPENT_HURRY at most, until so much may be charged. */
 void spending_make_room(struct spending *spending, uint64_t bytes);
 /* Whether some list has not gone yet. */
 static inline bool spending_is_under_way(const struct spending *spending)

@@ -352,16 +352,16 @@ static void add(struct accumulator *a)
 	a->busy = true;
 	a->task.run = on_run;
 	a->task.done = on_done;
-	a->task.cost = (uint64_t)a->header.part_len * (n + 1);
 	if (!a->header.part_len) {
 		added(a);
 		return;
 	}
+	a->task.cost = reduce_slice_bytes(&a->reduce, n_elements(a));
 	job->store.n_summing++;
 	if (job_post(job, &a->task))
 		return;
 	job->store.n_summing--;
-	on_run(&a->task);
+	task_run(&a->task);
 	added(a);
 }
 

@@ -23,6 +23,7 @@ static void engine_finish(struct slot *slot)
 	}
 	part_close(slot->part, slot->header.round);
 	spend_all(&job->store.spending, &slot->carried, SPENT_NOW);
+	slot->more_inputs = held_free(slot->more_inputs);
 	job->n_rounds++;
 	job->n_bytes += slot->header.part_len;
 	metric_count(&job->server->rounds, 1);

@@ -22,8 +22,9 @@
 
 /* Slots that hear in one go that a node keeps their results, */
 #define ACK_STEP 4096
-/* each counted once more for so many nodes: it may end with that, and all nodes' numbers for it. */
+/* each counted once more for so many nodes, and bytes: it may end with that, all nodes' numbers for it, and its result. */
 #define ACK_NODES 64
+#define ACK_BYTES (16u << 10)
 /* The same of what is lent. */
 #define LENT_BYTES 1024u
 
@@ -434,6 +435,13 @@ static _fetches_ void fetch_sent(const struct sent *sent, uint32_t number)
 			       sizeof(*slot) - offsetof(struct slot, kept) + CACHE_LINE);
 }
 
+static unsigned ack_weight(struct slot *slot, uint32_t node)
+{
+	uint32_t len = slot->header.part_len;
+
+	return slot_ack(slot, node) ? len / ACK_BYTES : 0;
+}
+
 /* Returns whether there are more. */
 static bool ack_some(struct job *job, uint32_t number)
 {
@@ -449,7 +457,7 @@ static bool ack_some(struct job *job, uint32_t number)
 			struct slot *slot = *sent_place(sent, next);
 
 			if (slot)
-				(void)slot_ack(slot, number);
+				i += ack_weight(slot, number);
 		}
 	}
 	tell(job);

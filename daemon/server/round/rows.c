@@ -11,7 +11,7 @@
 /* -- What nobody needs any more ---------------------------------------------------------------- */
 
 /* What a node has brought, and what the job is charged with for it. The job stays until it is gone. */
-static void spend_node(struct job *job, struct rows_node *from, uint64_t *left)
+static void spend_node(struct job *job, struct rows_node *from, int64_t *left)
 {
 	const struct spent_list list = { from->blocks, from->pieces, from->n_pieces };
 
@@ -324,7 +324,7 @@ static void release_inputs(struct slot *slot)
 {
 	struct rows *rows = slot->rows;
 	struct job *job = slot->job;
-	uint64_t left = SPENT_NOW;
+	int64_t left = SPENT_NOW;
 
 	free(TAKE_PTR(rows->lists));
 	free(TAKE_PTR(rows->cursors));
@@ -587,7 +587,7 @@ bool rows_is_idle(const struct slot *slot)
 	return slot->rows;
 }
 
-static void forget_node(struct slot *slot, uint32_t node)
+static void forget_node(struct slot *slot, uint32_t node, int64_t *left)
 {
 	struct rows_node *from = &slot->rows->nodes[node];
 	struct delivery *waiting =
@@ -595,7 +595,7 @@ static void forget_node(struct slot *slot, uint32_t node)
 
 	slot->n_here -= from->n_pieces && from->n_here == from->n_pieces;
 	slot->charged -= from->charged;
-	spend_node(slot->job, from, &(uint64_t){ SPENT_NOW });
+	spend_node(slot->job, from, left);
 	list_remove(&from->link);
 	*from = (struct rows_node){ 0 };
 	if (waiting)
@@ -605,12 +605,13 @@ static void forget_node(struct slot *slot, uint32_t node)
 void rows_attached(struct job *job, uint32_t node)
 {
 	struct rows_node *from, *next;
+	int64_t left = SPENT_NOW;
 
 	list_for_each_safe (from, next, &job->nodes[node].rows, link) {
 		struct rows *rows = container_of(from - node, struct rows, nodes[0]);
 
 		if (!rows->slot->summing)
-			forget_node(rows->slot, node);
+			forget_node(rows->slot, node, &left);
 	}
 }
 
@@ -654,7 +655,7 @@ struct rows *rows_free(struct slot *slot)
 	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
 		list_remove(&rows->nodes[i].link);
 	results = (struct spent_list){ .blocks = rows->results, .n = rows->n_results };
-	spend(&slot->job->store.spending, &results, rows->charged, &(uint64_t){ SPENT_NOW });
+	spend(&slot->job->store.spending, &results, rows->charged, &(int64_t){ SPENT_NOW });
 	free(rows);
 	return NULL;
 }

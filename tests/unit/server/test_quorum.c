@@ -210,6 +210,35 @@ TEST(much_that_came_too_late_is_summed_in_slices)
 	ASSERT_INT(most_summed, <=, PART_SUM_MAX);
 }
 
+/* What comes while a sum is made is added to it when that is done, all at once. */
+TEST(much_that_is_added_to_a_sum_is_summed_in_slices)
+{
+	enum { LONG = PART_BYTES_MAX };
+	_cleanup_(far_freep) struct far *far =
+		far_new(&(struct far_options){ .n_threads = 1, .quota_bytes = UINT64_C(4) << 30 });
+	struct layout layout = far_layout("async", 3, NULL);
+	_cleanup_(freep) float *values = malloc(LONG);
+	struct asked *a[3];
+
+	layout.async = true;
+	far_form(far, &layout);
+	nothing_summed();
+	for (uint32_t node = 0; node < 3; node++) {
+		struct data_header h = far_push(&layout, 1, 1, node);
+
+		h.operation = OPERATION_ACCUMULATE;
+		h.root = 1;
+		h.len = h.part_len = h.total = LONG;
+		for (size_t i = 0; i < LONG / sizeof(*values); i++)
+			values[i] = (float)(1 << node);
+		a[node] = far_call(far, node, &h, values);
+	}
+	for (uint32_t node = 0; node < 3; node++)
+		expect_len(far, a[node], 1 + 2 + 4, LONG);
+	ASSERT_EQ(n_summed, 3);
+	ASSERT_INT(most_summed, <=, PART_SUM_MAX);
+}
+
 /* However little each of them is. */
 TEST(many_that_came_too_late_are_summed_elsewhere)
 {

@@ -499,26 +499,63 @@ static unsigned n_kept(const struct far *far)
 	return n;
 }
 
+/* A node says that it keeps its results up to this one. */
+static void ack(struct far *far, const struct layout *layout, uint32_t node, uint32_t up_to)
+{
+	const struct data_header h = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_ACK,
+		.job = layout->job,
+		.epoch = far_epoch(layout),
+		.node = node,
+		.up_to = up_to,
+	};
+
+	far->ops->notice(far, node, &h, NULL);
+}
+
+/* To free the longest takes longer. */
+TEST(few_long_results_that_are_kept_by_all_go_in_pieces)
+{
+	enum { N = 40, LONG = 4 << 20 };
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", 2, NULL);
+	_cleanup_(freep) float *values = calloc(1, LONG);
+
+	layout.resume = true;
+	far_form(far, &layout);
+	for (uint32_t i = 0; i < 2 * N; i++) {
+		struct data_header h = far_push(&layout, 1, 1, i % 2);
+
+		h.epoch = far_epoch(&layout);
+		h.part = i / 2;
+		h.len = h.part_len = h.total = LONG;
+		(void)far_call(far, i % 2, &h, values);
+	}
+	far_wait_all(far);
+	ASSERT_EQ(n_kept(far), N);
+	ack(far, &layout, 0, N);
+	ASSERT_EQ(n_kept(far), N);
+	ack(far, &layout, 1, N);
+	ASSERT_INT(n_kept(far), >, N / 4);
+	while (n_kept(far))
+		ASSERT_OK(loop_turn(far->loop, 0));
+}
+
 TEST(many_results_that_are_kept_by_all_go_in_pieces)
 {
 	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
 	FAR = far_new(&options);
 	struct layout layout = far_layout("job", 2, NULL);
-	struct data_header h = {
-		.magic = DATA_MAGIC,
-		.version = DATA_VERSION,
-		.op = DATA_ACK,
-		.up_to = MANY,
-	};
 
 	layout.resume = true;
 	far_form(far, &layout);
-	h.job = layout.job;
-	h.epoch = far_epoch(&layout);
 	for (uint32_t node = 0; node < 2; node++)
 		push_parts(far, &layout, node, MANY);
-	for (h.node = 0; h.node < 2; h.node++) {
-		far->ops->notice(far, h.node, &h, NULL);
+	for (uint32_t node = 0; node < 2; node++) {
+		ack(far, &layout, node, MANY);
 		ASSERT_INT(n_kept(far), >, MANY / 4);
 		for (unsigned i = 0; i < 1000; i++)
 			ASSERT_OK(loop_turn(far->loop, 0));
@@ -527,9 +564,7 @@ TEST(many_results_that_are_kept_by_all_go_in_pieces)
 	ASSERT_EQ(far->told[0].released, MANY);
 	ASSERT_EQ(far->told[1].released, MANY);
 	/* What was said is known at once: no more can be kept than was sent. */
-	h.node = 0;
-	h.up_to = MANY + 1;
-	far->ops->notice(far, 0, &h, NULL);
+	ack(far, &layout, 0, MANY + 1);
 	push_parts(far, &layout, 0, 1);
 	far_expect(far, far->all, -ESTALE, NULL);
 }
