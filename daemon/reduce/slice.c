@@ -1,5 +1,5 @@
 /*
- * A long sum in slices. engine.c and accumulate.c of the server call, in the pool.
+ * A long sum in slices. engine.c, accumulate.c and rows.c of the server call, in the pool.
  */
 #include "reduce/reduce.h"
 
@@ -8,9 +8,12 @@
 
 static size_t slice_elements(const struct reduce_params *params, size_t n)
 {
-	size_t bytes = PART_SUM_MAX / params->n_inputs / SLICE_ALIGN * SLICE_ALIGN;
+	size_t size = dtype_size(params->dtype), left = n - params->first, bytes;
 
-	return MIN(MAX(bytes, (size_t)SLICE_ALIGN) / dtype_size(params->dtype), n - params->first);
+	if (params->n_inputs * left * size <= PART_SUM_MAX)
+		return left;
+	bytes = PART_SUM_MAX / params->n_inputs / SLICE_ALIGN * SLICE_ALIGN;
+	return MIN(MAX(bytes, (size_t)SLICE_ALIGN) / size, left);
 }
 
 uint64_t reduce_slice_bytes(const struct reduce_params *params, size_t n)

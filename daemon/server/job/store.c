@@ -8,6 +8,8 @@
 /* Nodes that are answered at once where a round fails; and in a step where it does so by and by, or those of one slot. */
 #define FAIL_NODES 256
 #define FAIL_STEP  2048
+/* Bytes that are given back at once, or in a step. */
+#define FAIL_BYTES (UINT64_C(64) << 20)
 /* Parts of tensors that were forgotten, in a step. */
 #define DROP_STEP 16
 /* Forgotten tensors that each further one looks at: more than come, so that those whose rounds end go. */
@@ -682,6 +684,17 @@ static void fail_now(struct round *round, const struct failure *failure)
 	round_put(round);
 }
 
+/* Of a round of not too many slots. */
+static uint64_t round_charged(const struct round *round)
+{
+	const struct slot *slot;
+	uint64_t charged = 0;
+
+	list_for_each (slot, &round->slots, in_round)
+		charged += slot->charged;
+	return charged;
+}
+
 static void failing_done(struct round *round)
 {
 	round->failing = held_free(round->failing);
@@ -711,11 +724,15 @@ static bool fail_next(struct job *job)
 static bool on_fail(struct chore *chore)
 {
 	struct job *job = container_of(chore, struct job, store.fail);
+	uint64_t held = quota_used(job->memory.quota);
 	bool more = true;
 
 	job_hold(job);
-	for (uint32_t i = 0; i < FAIL_STEP && more; i += job->n_nodes + FAIL_STEP / 16)
+	for (uint32_t i = 0; i < FAIL_STEP && more; i += job->n_nodes + FAIL_STEP / 16) {
 		more = fail_next(job);
+		if (quota_used(job->memory.quota) + FAIL_BYTES <= held)
+			break;
+	}
 	/* With the job the chore is gone. */
 	more = more && job->state != JOB_OVER;
 	job_let_go(job);
@@ -737,7 +754,8 @@ void round_fail_slots(struct round *round, const struct failure *failure)
 	if (round->failing)
 		return;
 	/* Without memory for the words there is no later. */
-	if (round->n_slots * round->tensor->job->n_nodes > FAIL_NODES)
+	if (round->n_slots * round->tensor->job->n_nodes > FAIL_NODES ||
+	    round_charged(round) > FAIL_BYTES)
 		round->failing = held_new(job_memory(round->tensor->job), sizeof(*failure));
 	if (!round->failing) {
 		fail_now(round, failure);

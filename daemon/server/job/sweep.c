@@ -12,6 +12,8 @@
 #define SWEEP_STEP 16
 /* each counts once more for so many nodes of its job, all of which may be looked at for it, or answered. */
 #define SWEEP_NODES 256
+/* and for so many bytes that are given back. */
+#define SWEEP_BYTES (UINT64_C(1) << 20)
 /* Steps that are made at once. */
 #define SWEEP_FIRST 4
 /* Each that was looked at puts the next sweep off: about ten times as long as the look takes. */
@@ -20,6 +22,14 @@
 static unsigned weight(const struct job *job)
 {
 	return 1 + job->n_nodes / SWEEP_NODES;
+}
+
+/* What is given back is charged no more. */
+static unsigned weight_of_freed(const struct job *job, uint64_t held_before)
+{
+	uint64_t held = quota_used(job->memory.quota);
+
+	return held < held_before ? (unsigned)((held_before - held) / SWEEP_BYTES) : 0;
 }
 
 static const struct sweep_stage *stage_of(const struct job *job)
@@ -69,6 +79,7 @@ static bool step(struct job *job)
 
 	for (unsigned i = 0; i < SWEEP_STEP; i += weight(job)) {
 		struct list *link;
+		uint64_t held;
 
 		if (job->state == JOB_OVER && !s->ends) {
 			s->ends = true;
@@ -78,10 +89,12 @@ static bool step(struct job *job)
 		if (!link)
 			return job->state == JOB_OVER && !s->ends;
 		s->n += weight(job);
+		held = quota_used(job->memory.quota);
 		if (s->ends)
 			stage_of(job)->end(job, link);
 		else
 			stage_of(job)->visit(job, link, now_ns);
+		i += weight_of_freed(job, held);
 	}
 	return true;
 }

@@ -252,24 +252,28 @@ static bool fill_results(void *owner, int64_t *looks)
 {
 	struct slot *slot = owner;
 	struct rows *rows = slot->rows;
-	struct reduce_params sum = engine_sum(slot, slot->job->size);
+	struct reduce_params *sum = &slot->reduce;
 	uint32_t step = result_step(rows);
 
-	sum.n_elements = rows->list.width;
-	sum.inputs = slot->inputs;
 	for (; rows->n_filled < rows->n; rows->n_filled++) {
 		char *data = rows->results[rows->n_filled / step]->data;
 		uint64_t first = rows->n_filled / step * step,
 			 here = MIN(rows->n - first, (uint64_t)step);
 		int64_t *numbers = (int64_t *)(data + sizeof(struct data_rows));
+		bool is_whole;
 
 		if (*looks <= 0)
 			return false;
-		sum.n_inputs = reduce_merge_next(&rows->merge, &numbers[rows->n_filled - first],
-						 slot->inputs);
+		if (!sum->first)
+			sum->n_inputs = reduce_merge_next(
+				&rows->merge, &numbers[rows->n_filled - first], slot->inputs);
 		slot->output = (char *)(numbers + here) + (rows->n_filled - first) * rows->row_len;
-		reduce_run(&sum);
-		reduce_looked(looks, sum.n_inputs + 1, (sum.n_inputs + 1) * rows->row_len);
+		is_whole = !reduce_slice(sum, rows->list.width);
+		reduce_looked(looks, sum->n_inputs + 1,
+			      (sum->n_inputs + 1) * sum->n_elements * dtype_size(sum->dtype));
+		if (!is_whole)
+			return false;
+		sum->first = 0;
 	}
 	return true;
 }
@@ -439,6 +443,8 @@ void rows_start(struct slot *slot)
 	slot->task.run = rows_run;
 	slot->task.done = rows_done;
 	rows->work.step = steps;
+	slot->reduce = engine_sum(slot, job->size);
+	slot->reduce.inputs = slot->inputs;
 	rows->lists = calloc(job->n_nodes, sizeof(*rows->lists));
 	rows->cursors = calloc(job->n_nodes, sizeof(*rows->cursors));
 	if (!rows->lists || !rows->cursors) {

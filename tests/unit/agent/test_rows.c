@@ -69,6 +69,20 @@ int __wrap_pool_post(struct pool *pool, struct task *task)
 	return r;
 }
 
+/* Of all inputs, in one run of a task at most. */
+static _Atomic uint64_t most_summed;
+
+int __real_reduce_run(const struct reduce_params *params);
+int __wrap_reduce_run(const struct reduce_params *params);
+
+int __wrap_reduce_run(const struct reduce_params *params)
+{
+	uint64_t bytes = params->n_inputs * params->n_elements * dtype_size(params->dtype);
+
+	most_summed = MAX(most_summed, bytes);
+	return __real_reduce_run(params);
+}
+
 /* -- Requests ----------------------------------------------------------------------------------------------------- */
 
 /* n rows with their values, of so many each; room for as many. */
@@ -265,6 +279,44 @@ TEST(a_row_that_fails_takes_no_more_than_its_turns)
 	for (unsigned i = 0; i < 2; i++)
 		ASSERT_EQ(asked[i].failure.status, -ERANGE);
 	ASSERT_INT(n_runs, >=, SORTS / ROWS_LOOKS);
+}
+
+/* What others have given is summed at a server, of all nodes. */
+TEST(a_long_row_is_summed_in_slices)
+{
+	enum { N = 3, LEN = 48 << 20, LONG = LEN / sizeof(float) };
+	_cleanup_(world_freep) struct world *world =
+		world_new(&(struct world_options){ .n_nodes = N, .n_local = 1, .n_threads = 1 });
+	float *values[N], *sums[N];
+	int64_t number = 0, got[N];
+	struct declared *declared;
+	struct asked asked[N];
+
+	world_form(world);
+	declared = world_declare(world, "table", DTYPE_FLOAT32, LONG);
+	most_summed = 0;
+	for (unsigned i = 0; i < N; i++) {
+		values[i] = malloc(LEN);
+		sums[i] = malloc(LEN);
+		for (size_t k = 0; k < LONG; k++)
+			values[i][k] = (float)((i + 1) * (k % 1024));
+		WORLD_UNTIL(world, declared[i].done);
+		asked[i] = rows_asked(
+			&(struct given){ LONG, &number, &got[i], values[i], sums[i], 1, 1 },
+			REDUCTION_SUM);
+		asked_submit(&asked[i], &declared[i], 1);
+	}
+	for (unsigned i = 0; i < N; i++) {
+		WORLD_UNTIL(world, asked[i].done);
+		ASSERT_STR(asked[i].failure.text, "");
+		ASSERT_EQ(got[i], 0);
+		for (size_t k = 0; k < LONG; k++)
+			ASSERT_TRUE(sums[i][k] == (float)(6 * (k % 1024)));
+		free(values[i]);
+		free(sums[i]);
+	}
+	ASSERT_INT(most_summed, >, PART_SUM_MAX / 2);
+	ASSERT_INT(most_summed, <=, PART_SUM_MAX);
 }
 
 TEST(rows_that_are_refused_before_their_task_is_posted_fail)

@@ -447,6 +447,49 @@ TEST(a_round_of_many_parts_fails_in_pieces)
 	far_expect(far, push(far, &layout, 1, 2, 1), 0, NULL);
 }
 
+/* Contributions of one node to a round of few parts, which are long: to give them back takes longer. */
+enum { N_LONG = 40, LONG = 4 << 20 };
+
+static void push_long(struct far *far, struct layout *layout, uint32_t n_nodes)
+{
+	_cleanup_(freep) float *values = calloc(1, LONG);
+
+	far_form(far, layout);
+	for (uint32_t i = 0; i < n_nodes * N_LONG; i++) {
+		struct data_header h = far_push(layout, 1, 1, i % n_nodes);
+
+		h.epoch = layout->resume ? far_epoch(layout) : FAR_EPOCH;
+		h.part = i / n_nodes;
+		h.len = h.part_len = h.total = LONG;
+		(void)far_call(far, i % n_nodes, &h, values);
+	}
+}
+
+static void end_long(unsigned op)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", 2, NULL);
+
+	push_long(far, &layout, 1);
+	ASSERT_INT(block_cache_used(far->blocks), >=, N_LONG * LONG);
+	far_notice(far, 1, op, layout.job, 1, 1, 1, EIO, "over");
+	ASSERT_INT(block_cache_used(far->blocks), >, N_LONG * LONG / 4);
+	while (block_cache_used(far->blocks))
+		ASSERT_OK(loop_turn(far->loop, 0));
+	far_wait_all(far);
+}
+
+TEST(a_round_of_few_long_parts_fails_in_pieces)
+{
+	end_long(DATA_FAIL_ROUND);
+}
+
+TEST(a_job_of_few_long_parts_ends_in_pieces)
+{
+	end_long(DATA_FAIL_JOB);
+}
+
 TEST(a_job_ends_while_a_round_of_it_fails)
 {
 	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
@@ -518,28 +561,18 @@ static void ack(struct far *far, const struct layout *layout, uint32_t node, uin
 /* To free the longest takes longer. */
 TEST(few_long_results_that_are_kept_by_all_go_in_pieces)
 {
-	enum { N = 40, LONG = 4 << 20 };
 	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
 	FAR = far_new(&options);
 	struct layout layout = far_layout("job", 2, NULL);
-	_cleanup_(freep) float *values = calloc(1, LONG);
 
 	layout.resume = true;
-	far_form(far, &layout);
-	for (uint32_t i = 0; i < 2 * N; i++) {
-		struct data_header h = far_push(&layout, 1, 1, i % 2);
-
-		h.epoch = far_epoch(&layout);
-		h.part = i / 2;
-		h.len = h.part_len = h.total = LONG;
-		(void)far_call(far, i % 2, &h, values);
-	}
+	push_long(far, &layout, 2);
 	far_wait_all(far);
-	ASSERT_EQ(n_kept(far), N);
-	ack(far, &layout, 0, N);
-	ASSERT_EQ(n_kept(far), N);
-	ack(far, &layout, 1, N);
-	ASSERT_INT(n_kept(far), >, N / 4);
+	ASSERT_EQ(n_kept(far), N_LONG);
+	ack(far, &layout, 0, N_LONG);
+	ASSERT_EQ(n_kept(far), N_LONG);
+	ack(far, &layout, 1, N_LONG);
+	ASSERT_INT(n_kept(far), >, N_LONG / 4);
 	while (n_kept(far))
 		ASSERT_OK(loop_turn(far->loop, 0));
 }
