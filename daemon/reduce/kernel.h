@@ -51,6 +51,22 @@ extern const struct reduce_kernels
 extern const struct reduce_kernels reduce_kernels_neon; /* aarch64 only */
 
 /*
+ * The same reduction, input after input: what was accumulated stays in memory, and is of a type that may be wider. n: elements.
+ * Returns whether the result is of the type; only an average of integers may not be.
+ */
+struct reduce_fold {
+	size_t size; /* of an accumulated element */
+	void (*begin)(void *acc, const void *input, size_t n);
+	void (*add)(void *acc, const void *input, size_t n);
+	bool (*end)(const void *acc, void *output, size_t n, const struct reduce_span *span,
+		    uint64_t divisor);
+};
+
+extern const struct reduce_fold *const reduce_folds_scalar[DTYPE_MAX_ + 1][REDUCTION_MAX_ + 1];
+/* Averages of integers. */
+const struct reduce_fold *reduce_average_fold(unsigned dtype);
+
+/*
  * The average of integers, rounded down: dtype is one of theirs, divisor > 0. Like a kernel, but for `stream`. Whether all are
  * numbers of the type; what is not is written modulo 2^bits.
  */

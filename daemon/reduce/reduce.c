@@ -216,6 +216,19 @@ static void span_mixed(const struct reduce_kernels *kernels, const struct reduce
 	}
 }
 
+/* How a sum is divided and rounded. */
+static struct reduce_span rounding_of(const struct reduce_params *params)
+{
+	float scale = (float)(params->scale ?: 1);
+
+	return (struct reduce_span){
+		.divisor_f32 = (float)params->divisor / scale,
+		.scale_f16 = scale,
+		.divisor_f64 = (double)params->divisor,
+		.round_before_division = params->round_before_division,
+	};
+}
+
 int reduce_run(const struct reduce_params *params)
 {
 	const struct reduce_kernels *kernels = kernels_get();
@@ -227,18 +240,12 @@ int reduce_run(const struct reduce_params *params)
 			      : from		    ? kernels->widen[from][params->reduction]
 						    : NULL;
 	bool fits = true;
-	float scale = (float)(params->scale ?: 1);
-	struct reduce_span span = {
-		.inputs = params->inputs,
-		.n_inputs = params->n_inputs,
-		.output = params->outputs[0],
-		.offset = params->first * size,
-		.divisor_f32 = (float)params->divisor / scale,
-		.scale_f16 = scale,
-		.divisor_f64 = (double)params->divisor,
-		.round_before_division = params->round_before_division,
-	};
+	struct reduce_span span = rounding_of(params);
 
+	span.inputs = params->inputs;
+	span.n_inputs = params->n_inputs;
+	span.output = params->outputs[0];
+	span.offset = params->first * size;
 	assert(reduce_supported(params->dtype, params->reduction));
 	assert(params->n_inputs && params->n_outputs);
 	assert(params->reduction != REDUCTION_AVERAGE || params->divisor);
@@ -264,6 +271,41 @@ int reduce_run(const struct reduce_params *params)
 			fits &= reduce_average(params->dtype, &span, params->divisor);
 		span_copy(kernels, params, &span, stream);
 	}
+	return fits ? 0 : -ERANGE;
+}
+
+/* -- Input after input -------------------------------------------------------------------------------- */
+
+static const struct reduce_fold *fold_of(const struct reduce_params *params)
+{
+	return reduce_folds_scalar[params->dtype][params->reduction]
+		       ?: reduce_average_fold(params->dtype);
+}
+
+size_t reduce_fold_len(const struct reduce_params *params)
+{
+	return params->n_elements * fold_of(params)->size;
+}
+
+void reduce_fold_add(const struct reduce_params *params, void *acc, bool is_first)
+{
+	const struct reduce_fold *fold = fold_of(params);
+	size_t i = 0;
+
+	if (is_first)
+		fold->begin(acc, params->inputs[i++], params->n_elements);
+	for (; i < params->n_inputs; i++)
+		fold->add(acc, params->inputs[i], params->n_elements);
+}
+
+int reduce_fold_end(const struct reduce_params *params, const void *acc)
+{
+	struct reduce_span span = rounding_of(params);
+	bool fits = fold_of(params)->end(acc, params->outputs[0], params->n_elements, &span,
+					 params->divisor);
+
+	reduce_copy(&params->outputs[1], params->n_outputs - 1, params->outputs[0],
+		    params->n_elements * dtype_size(params->dtype));
 	return fits ? 0 : -ERANGE;
 }
 

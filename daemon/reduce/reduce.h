@@ -73,13 +73,22 @@ static inline uint32_t reduce_scale(uint32_t n_local)
  */
 int reduce_run(const struct reduce_params *params);
 
-/*
- * A sum in slices, a run of a task each: the next of n elements in all, as many as PART_SUM_MAX bytes of all inputs together hold.
- * params->first is 0 before. Returns whether there are more.
- */
+/* Of a sum of n elements in slices, those of the next: of all inputs and further outputs they are PART_SUM_MAX bytes, or few. */
+size_t reduce_slice_elements(const struct reduce_params *params, size_t n);
+/* The next slice, in a run of a task. params->first is 0 before the first. Returns whether there are more. */
 bool reduce_slice(struct reduce_params *params, size_t n);
 /* Bytes of all inputs in the next slice. */
 uint64_t reduce_slice_bytes(const struct reduce_params *params, size_t n);
+
+/*
+ * A sum whose inputs come by and by, for few elements: the same bits as reduce_run(), from the plain kernels. What they make stays in
+ * acc, aligned as memory of malloc(), between the calls. Not of inputs of several types.
+ */
+size_t reduce_fold_len(const struct reduce_params *params);
+/* The next n_inputs inputs. */
+void reduce_fold_add(const struct reduce_params *params, void *acc, bool is_first);
+/* To the outputs. Returns what reduce_run() does. */
+int reduce_fold_end(const struct reduce_params *params, const void *acc);
 
 /*
  * Copies len bytes that are in the cache to n_outputs places, two in one pass. They overlap neither each other nor the input, at

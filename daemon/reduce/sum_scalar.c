@@ -53,8 +53,25 @@ static_assert(FLT_EVAL_METHOD == 0, "float32 sums are rounded to float32 at each
 		}                                                                                 \
 	}
 
-#define KERNEL(name, mem_t, acc_t, load, step, finish, store) \
-	KERNEL_FROM(name, mem_t, mem_t, acc_t, load, step, finish, store)
+#define KERNEL(name, mem_t, acc_t, load, step, finish, store)                             \
+	KERNEL_FROM(name, mem_t, mem_t, acc_t, load, step, finish, store)                 \
+	static void name##_fold_begin(void *acc, const void *input, size_t n)             \
+	{                                                                                 \
+		name##_begin(acc, input, n);                                              \
+	}                                                                                 \
+	static void name##_fold_add(void *acc, const void *input, size_t n)               \
+	{                                                                                 \
+		name##_add(acc, input, n);                                                \
+	}                                                                                 \
+	static bool name##_fold_end(const void *acc, void *output, size_t n,              \
+				    const struct reduce_span *span, uint64_t divisor)     \
+	{                                                                                 \
+		(void)divisor;                                                            \
+		name##_end(acc, output, n, span);                                         \
+		return true;                                                              \
+	}                                                                                 \
+	static const struct reduce_fold name##_fold = { sizeof(acc_t), name##_fold_begin, \
+							name##_fold_add, name##_fold_end };
 
 #define SAME(x)		 (x)
 #define KEEP(acc, span)	 (acc)
@@ -209,5 +226,33 @@ const struct reduce_kernels reduce_kernels_scalar = {
 	.widen = {
 		[DTYPE_FLOAT16] = FLOAT_ROW(f16_f32),
 		[DTYPE_BFLOAT16] = FLOAT_ROW(bf16_f32),
+	},
+};
+
+#define FLOAT_FOLDS(type)                                                                   \
+	{                                                                                   \
+		[REDUCTION_SUM] = &type##_sum_fold, [REDUCTION_AVERAGE] = &type##_avg_fold, \
+		[REDUCTION_MIN] = &type##_min_fold, [REDUCTION_MAX] = &type##_max_fold,     \
+	}
+#define INTEGER_FOLDS(type, sum)                                                   \
+	{                                                                          \
+		[REDUCTION_SUM] = &sum##_fold, [REDUCTION_MIN] = &type##_min_fold, \
+		[REDUCTION_MAX] = &type##_max_fold,                                \
+	}
+
+const struct reduce_fold *const reduce_folds_scalar[DTYPE_MAX_ + 1][REDUCTION_MAX_ + 1] = {
+	[DTYPE_FLOAT64] = FLOAT_FOLDS(f64),
+	[DTYPE_FLOAT32] = FLOAT_FOLDS(f32),
+	[DTYPE_FLOAT16] = FLOAT_FOLDS(f16),
+	[DTYPE_BFLOAT16] = FLOAT_FOLDS(bf16),
+	[DTYPE_INT64] = INTEGER_FOLDS(i64, i64_sum),
+	[DTYPE_INT32] = INTEGER_FOLDS(i32, i32_sum),
+	[DTYPE_INT16] = INTEGER_FOLDS(i16, i16_sum),
+	[DTYPE_INT8] = INTEGER_FOLDS(i8, i8_sum),
+	[DTYPE_UINT8] = INTEGER_FOLDS(u8, i8_sum),
+	[DTYPE_BOOL] = {
+		[REDUCTION_SUM] = &bool_or_fold,
+		[REDUCTION_MIN] = &bool_and_fold,
+		[REDUCTION_MAX] = &bool_or_fold,
 	},
 };

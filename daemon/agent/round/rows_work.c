@@ -13,13 +13,18 @@
 #define TOUCH_LEN   4096
 #define TOUCH_LOOKS 128
 
-/* Goes through sorted entries row by row. inputs: room for all. */
+/* A row that is given more often has its values come by and by, if they fit into as much memory as is beside so many inputs. */
+#define INPUTS_MAX ROWS_LOOKS
+
+/* Goes through sorted entries row by row. inputs: room for two of each. */
 struct walk {
 	const struct reduce_entry *entries;
 	size_t n, at;
+	size_t most; /* inputs at once */
 	int64_t row;
 	const void **inputs;
 	size_t n_inputs;
+	bool is_first, is_last; /* these inputs, of those of the row */
 };
 
 /* Local ranks with room for the result: room for one pointer each, to numbers and to values. */
@@ -40,11 +45,16 @@ struct agent_rows_work {
 	struct reduce_sort sort;
 	struct walk walk;
 	uint32_t server; /* for which pieces are made */
+	void *values;	 /* where the row's are to be */
+	size_t n_summed; /* elements of the row, of a long one that is summed in slices; 0: none, or all */
 	/* Of a merge. */
 	struct reduce_list *lists;
 	uint32_t list; /* that is checked */
 	struct reduce_cursor *heap, cursor;
 	struct reduce_merge merge;
+	int64_t merged;		   /* the row that is copied, */
+	const void *merged_values; /* and to so many takers already */
+	size_t n_copied;
 	struct takers takers;
 };
 
@@ -220,11 +230,31 @@ static bool read_entries(void *owner, int64_t *looks)
 	return true;
 }
 
-static void walk_again(struct agent_rows_work *work)
+static struct reduce_params sum_of(const struct agent_rows *rows)
 {
+	struct reduce_params sum = agent_round_sum(rows->round);
+
+	sum.n_elements = rows->width;
+	return sum;
+}
+
+/* Behind the inputs, in the sort's scratch. */
+static void *fold_memory(const struct agent_rows_work *work)
+{
+	return work->walk.inputs + INPUTS_MAX;
+}
+
+static void walk_again(const struct agent_rows *rows)
+{
+	struct agent_rows_work *work = rows->work;
+	const struct reduce_params sum = sum_of(rows);
+
+	static_assert(sizeof(struct reduce_entry) == 2 * sizeof(void *), "there is room for both");
 	work->walk = (struct walk){
 		.entries = work->sort.entries,
 		.n = work->sort.n,
+		.most = reduce_fold_len(&sum) <= INPUTS_MAX * sizeof(void *) ? INPUTS_MAX
+									     : SIZE_MAX,
 		.inputs = (const void **)work->sort.scratch,
 	};
 }
@@ -235,37 +265,57 @@ static bool sort_entries(void *owner, int64_t *looks)
 
 	if (!reduce_sort_step(&rows->work->sort, looks))
 		return false;
-	walk_again(rows->work);
+	walk_again(rows);
 	return true;
 }
 
-/* The next row. Returns false at the end, and when enough was looked at. */
+/* The next inputs of a row. Returns false at the end, and when enough was looked at. */
 static bool walk_next(struct walk *walk, int64_t *looks)
 {
+	int64_t before = walk->row;
+
 	walk->n_inputs = 0;
 	if (walk->at == walk->n || *looks <= 0)
 		return false;
 	walk->row = walk->entries[walk->at].row;
-	for (; walk->at < walk->n && walk->entries[walk->at].row == walk->row; walk->at++)
+	walk->is_first = !walk->at || walk->row != before;
+	for (; walk->at < walk->n && walk->entries[walk->at].row == walk->row &&
+	       walk->n_inputs < walk->most;
+	     walk->at++)
 		walk->inputs[walk->n_inputs++] = walk->entries[walk->at].values;
+	walk->is_last = walk->at == walk->n || walk->entries[walk->at].row != walk->row;
 	reduce_looked(looks, walk->n_inputs, 0);
 	return true;
 }
 
-/* The values of the row, whole, to n outputs. Returns whether that is possible. */
+/*
+ * The values of the row, whole, to n outputs: input after input where there are many, in slices where these are long. Returns whether
+ * the inputs that are here are in it.
+ */
 static bool sum_row(struct agent_rows *rows, void *const *outputs, size_t n, int64_t *looks)
 {
-	const struct walk *walk = &rows->work->walk;
-	struct reduce_params sum = agent_round_sum(rows->round);
+	struct agent_rows_work *work = rows->work;
+	const struct walk *walk = &work->walk;
+	struct reduce_params sum = sum_of(rows);
 
-	sum.n_elements = rows->width;
 	sum.inputs = walk->inputs;
 	sum.n_inputs = walk->n_inputs;
 	sum.outputs = outputs;
 	sum.n_outputs = n;
-	reduce_looked(looks, n, (walk->n_inputs + n) * rows->row_len);
-	rows->status = reduce_run(&sum);
-	return !rows->status;
+	if (walk->is_first && walk->is_last) {
+		sum.first = work->n_summed;
+		sum.n_elements = reduce_slice_elements(&sum, rows->width);
+		rows->status = reduce_run(&sum);
+		work->n_summed = sum.first + sum.n_elements;
+		if (work->n_summed == rows->width)
+			work->n_summed = 0;
+	} else {
+		reduce_fold_add(&sum, fold_memory(work), walk->is_first);
+		if (walk->is_last)
+			rows->status = reduce_fold_end(&sum, fold_memory(work));
+	}
+	reduce_looked(looks, n, (walk->n_inputs + n) * sum.n_elements * dtype_size(sum.dtype));
+	return !rows->status && !work->n_summed;
 }
 
 /* Each row is one of a server's, if that is to have any. */
@@ -277,11 +327,11 @@ static bool count_rows(void *owner, int64_t *looks)
 	while (walk_next(walk, looks)) {
 		struct agent_rows_server *server = &rows->servers[server_of(rows, walk->row)];
 
-		server->n += server->due;
+		server->n += server->due && walk->is_last;
 	}
 	if (walk->at < walk->n)
 		return false;
-	walk_again(rows->work);
+	walk_again(rows);
 	return true;
 }
 
@@ -348,16 +398,17 @@ static int64_t *next_place(const struct agent_rows *rows, struct agent_rows_serv
 static bool cut(void *owner, int64_t *looks)
 {
 	struct agent_rows *rows = owner;
-	struct walk *walk = &rows->work->walk;
+	struct agent_rows_work *work = rows->work;
+	struct walk *walk = &work->walk;
 
-	while (walk_next(walk, looks)) {
+	while (work->n_summed || walk_next(walk, looks)) {
 		struct agent_rows_server *server = &rows->servers[server_of(rows, walk->row)];
-		void *values;
 
 		if (!server->due)
 			continue;
-		*next_place(rows, server, &values) = walk->row;
-		if (!sum_row(rows, &values, 1, looks))
+		if (!work->n_summed && walk->is_first)
+			*next_place(rows, server, &work->values) = walk->row;
+		if (!sum_row(rows, &work->values, 1, looks))
 			return false;
 	}
 	return walk->at == walk->n;
@@ -370,10 +421,10 @@ static bool count_result(void *owner, int64_t *looks)
 	struct walk *walk = &rows->work->walk;
 
 	while (walk_next(walk, looks))
-		rows->n_result++;
+		rows->n_result += walk->is_last;
 	if (walk->at < walk->n)
 		return false;
-	walk_again(rows->work);
+	walk_again(rows);
 	rows->status = takers_find(rows, &rows->work->takers);
 	return !rows->status;
 }
@@ -385,10 +436,11 @@ static bool finish_here(void *owner, int64_t *looks)
 	struct takers *takers = &rows->work->takers;
 	struct walk *walk = &rows->work->walk;
 
-	while (takers->n && walk_next(walk, looks)) {
+	while (takers->n && (rows->work->n_summed || walk_next(walk, looks))) {
 		if (!sum_row(rows, takers->values, takers->n, looks))
 			return false;
-		takers_move(takers, walk->row, rows->row_len);
+		if (walk->is_last)
+			takers_move(takers, walk->row, rows->row_len);
 	}
 	return !takers->n || walk->at == walk->n;
 }
@@ -472,17 +524,24 @@ static bool merge(void *owner, int64_t *looks)
 	struct agent_rows *rows = owner;
 	struct agent_rows_work *work = rows->work;
 	struct takers *takers = &work->takers;
-	const void *values;
-	int64_t row;
 
 	while (*looks > 0) {
-		if (!reduce_merge_next(&work->merge, &row, &values))
+		if (!work->n_copied &&
+		    !reduce_merge_next(&work->merge, &work->merged, &work->merged_values))
 			return true;
-		for (size_t i = 0; i < takers->n; i++)
-			metric_copy(&job_of(rows)->agent->copied_rows, takers->values[i], values,
+		reduce_looked(looks, 1, 0);
+		/* The first at once: the row is remembered by that. */
+		for (; work->n_copied < takers->n && (!work->n_copied || *looks > 0);
+		     work->n_copied++) {
+			metric_copy(&job_of(rows)->agent->copied_rows,
+				    takers->values[work->n_copied], work->merged_values,
 				    rows->row_len);
-		takers_move(takers, row, rows->row_len);
-		reduce_looked(looks, 1 + takers->n, takers->n * rows->row_len);
+			reduce_looked(looks, 1, rows->row_len);
+		}
+		if (work->n_copied < takers->n)
+			break;
+		work->n_copied = 0;
+		takers_move(takers, work->merged, rows->row_len);
 	}
 	return false;
 }

@@ -134,6 +134,7 @@ struct run {
 	uint64_t divisor;
 	uint32_t scale;
 	bool round_before_division;
+	bool folds;		      /* input after input */
 	const uint8_t *input_dtypes;  /* NULL: dtype */
 	const void *data[INPUTS_MAX]; /* what the inputs hold */
 	const void *expected;
@@ -167,6 +168,21 @@ static void *arrays_add(struct arrays *a, const struct run *run, size_t size)
 	return p + start;
 }
 
+/* One input, then the others. */
+static void fold(struct reduce_params *params, const struct run *run)
+{
+	_cleanup_(freep) void *acc = NULL;
+
+	params->n_elements = run->n_elements;
+	acc = malloc(reduce_fold_len(params) + 1);
+	params->n_inputs = 1;
+	reduce_fold_add(params, acc, true);
+	params->inputs++;
+	params->n_inputs = run->n_inputs - 1;
+	reduce_fold_add(params, acc, false);
+	reduce_fold_end(params, acc);
+}
+
 static void check_run(const struct run *run)
 {
 	_cleanup_(arrays_done) struct arrays a = { 0 };
@@ -196,10 +212,14 @@ static void check_run(const struct run *run)
 		.scale = run->scale,
 		.round_before_division = run->round_before_division,
 	};
-	reduce_run(&params);
-	params.first = run->cut;
-	params.n_elements = run->n_elements - run->cut;
-	reduce_run(&params);
+	if (run->folds) {
+		fold(&params, run);
+	} else {
+		reduce_run(&params);
+		params.first = run->cut;
+		params.n_elements = run->n_elements - run->cut;
+		reduce_run(&params);
+	}
 
 	for (size_t o = 0; o < run->n_outputs; o++) {
 		ASSERT_MEM((char *)a.outputs[o] + len, guard, sizeof(guard));
@@ -264,6 +284,7 @@ static void check_shapes(struct run *run, size_t n_elements)
 		run->n_elements = MIN(lengths[l], n_elements);
 		run->start = (l + s) % 4;
 		run->cut = run->n_elements / 3 * ((l + s) % 2);
+		run->folds = (l + s) % 3 == 2 && !run->input_dtypes;
 		run->n_outputs = n_outputs[s];
 		for (size_t o = 0; o < OUTPUTS_MAX; o++)
 			run->same[o] =
@@ -645,7 +666,9 @@ TEST(averages_of_integers_do_not_wrap)
 		params.divisor = 1;
 		ASSERT_EQ(reduce_run(&params), -ERANGE);
 		for (size_t i = 0; i < N; i++)
-			put(data, size, i, i == N - 1 ? (uint64_t)types[t].most : 0);
+			put(data, size, i, i == N - 1 ? (uint64_t)types[t].least : 0);
+		ASSERT_EQ(reduce_run(&params), types[t].least ? -ERANGE : 0);
+		put(data, size, N - 1, (uint64_t)types[t].most);
 		ASSERT_EQ(reduce_run(&params), -ERANGE);
 		params.n_inputs = 1;
 		ASSERT_OK(reduce_run(&params));

@@ -461,6 +461,7 @@ static void push_long(struct far *far, struct layout *layout, uint32_t n_nodes)
 		h.epoch = layout->resume ? far_epoch(layout) : FAR_EPOCH;
 		h.part = i / n_nodes;
 		h.len = h.part_len = h.total = LONG;
+		far->n_calls |= 1; /* in a block */
 		(void)far_call(far, i % n_nodes, &h, values);
 	}
 }
