@@ -1,6 +1,6 @@
 /*
  * Averages of integers: summed in a wider type, a piece at a time, and divided downwards. Sums that
- * are not divided are checked by the same way. reduce.c and fold.c have no other way to an average of integers.
+ * are not divided are checked by the same way. reduce.c has no other way to an average of integers.
  */
 #include "reduce/kernel.h"
 

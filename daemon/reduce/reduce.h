@@ -126,8 +126,8 @@ struct reduce_entry {
 #define ROWS_PIECE_LOOKS 64
 
 /*
- * n were looked at, and so many bytes summed or copied, of *looks that a task may. What it has done more, as of a row that is given a
- * million times, is no part of what it may do in its next runs.
+ * n were looked at, and so many bytes summed or copied, of *looks that a task may. What it has done more, as of a row that is long, is
+ * no part of what it may do in its next runs.
  */
 static inline void reduce_looked(int64_t *looks, uint64_t n, uint64_t bytes)
 {

@@ -13,14 +13,14 @@
 #define TOUCH_LEN   4096
 #define TOUCH_LOOKS 128
 
-/* A row that is given more often has its values come by and by, if they fit into as much memory as is beside so many inputs. */
+/* Inputs of a row that are looked at at once, at most. */
 #define INPUTS_MAX ROWS_LOOKS
 
 /* Goes through sorted entries row by row. inputs: room for two of each. */
 struct walk {
 	const struct reduce_entry *entries;
 	size_t n, at;
-	size_t most; /* inputs at once */
+	size_t most; /* inputs at once; SIZE_MAX: all of a row */
 	int64_t row;
 	const void **inputs;
 	size_t n_inputs;
@@ -238,23 +238,32 @@ static struct reduce_params sum_of(const struct agent_rows *rows)
 	return sum;
 }
 
-/* Behind the inputs, in the sort's scratch. */
-static void *fold_memory(const struct agent_rows_work *work)
+/*
+ * Inputs of a row that are summed at once: PART_SUM_MAX bytes, and as many as have room beside them for what they make, in the sort's
+ * scratch, which has room for two pointers of each. A row that is too long for that is summed in slices of all its inputs.
+ */
+static size_t inputs_at_once(const struct agent_rows *rows)
 {
-	return work->walk.inputs + INPUTS_MAX;
+	const struct reduce_params sum = sum_of(rows);
+	size_t n = MIN(PART_SUM_MAX / rows->row_len, INPUTS_MAX) & ~(size_t)1;
+
+	static_assert(sizeof(struct reduce_entry) == 2 * sizeof(void *), "there is room for two");
+	return reduce_fold_len(&sum) <= n * sizeof(void *) ? n : SIZE_MAX;
+}
+
+static void *fold_memory(const struct walk *walk)
+{
+	return walk->inputs + walk->most;
 }
 
 static void walk_again(const struct agent_rows *rows)
 {
 	struct agent_rows_work *work = rows->work;
-	const struct reduce_params sum = sum_of(rows);
 
-	static_assert(sizeof(struct reduce_entry) == 2 * sizeof(void *), "there is room for both");
 	work->walk = (struct walk){
 		.entries = work->sort.entries,
 		.n = work->sort.n,
-		.most = reduce_fold_len(&sum) <= INPUTS_MAX * sizeof(void *) ? INPUTS_MAX
-									     : SIZE_MAX,
+		.most = inputs_at_once(rows),
 		.inputs = (const void **)work->sort.scratch,
 	};
 }
@@ -310,9 +319,9 @@ static bool sum_row(struct agent_rows *rows, void *const *outputs, size_t n, int
 		if (work->n_summed == rows->width)
 			work->n_summed = 0;
 	} else {
-		reduce_fold_add(&sum, fold_memory(work), walk->is_first);
+		reduce_fold_add(&sum, fold_memory(walk), walk->is_first);
 		if (walk->is_last)
-			rows->status = reduce_fold_end(&sum, fold_memory(work));
+			rows->status = reduce_fold_end(&sum, fold_memory(walk));
 	}
 	reduce_looked(looks, n, (walk->n_inputs + n) * sum.n_elements * dtype_size(sum.dtype));
 	return !rows->status && !work->n_summed;

@@ -91,7 +91,7 @@ static bool has_room(const struct quota *quota, uint64_t bytes)
 
 void spending_make_room(struct spending *spending, uint64_t bytes)
 {
-	int64_t left = SPENT_HURRY * SPENT_STEP;
+	int64_t left = (int64_t)MAX(bytes / UNIT, (uint64_t)SPENT_HURRY * SPENT_STEP);
 
 	while (left > 0 && spending_is_under_way(spending) && !has_room(spending->quota, bytes))
 		left -= SPENT_STEP - go_on(spending, SPENT_STEP);

@@ -11,7 +11,7 @@
 #define SPENT_STEP 256
 /* That go at once. */
 #define SPENT_NOW 64
-/* Where there is no room for what comes in their place, so many steps are made at once. */
+/* Where there is no room for what comes in their place, so many steps are made at once, or as many as that has bytes. */
 #define SPENT_HURRY 16
 
 struct spent_list {
@@ -60,7 +60,7 @@ void spend(struct spending *spending, const struct spent_list *list, uint64_t ch
 	   int64_t *left);
 /* Takes all struct spent of a list, each of the heap. So many blocks go at once as `left` says. */
 void spend_all(struct spending *spending, struct list *spents, int64_t left);
-/* Makes steps now, SPENT_HURRY at most, until so much may be charged. */
+/* Makes steps now until so much may be charged, or enough were made. */
 void spending_make_room(struct spending *spending, uint64_t bytes);
 /* Whether some list has not gone yet. */
 static inline bool spending_is_under_way(const struct spending *spending)

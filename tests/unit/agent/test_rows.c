@@ -75,12 +75,26 @@ static _Atomic uint64_t most_summed;
 int __real_reduce_run(const struct reduce_params *params);
 int __wrap_reduce_run(const struct reduce_params *params);
 
-int __wrap_reduce_run(const struct reduce_params *params)
+static void note_sum(const struct reduce_params *params)
 {
 	uint64_t bytes = params->n_inputs * params->n_elements * dtype_size(params->dtype);
 
 	most_summed = MAX(most_summed, bytes);
+}
+
+int __wrap_reduce_run(const struct reduce_params *params)
+{
+	note_sum(params);
 	return __real_reduce_run(params);
+}
+
+void __real_reduce_fold_add(const struct reduce_params *params, void *acc, bool is_first);
+void __wrap_reduce_fold_add(const struct reduce_params *params, void *acc, bool is_first);
+
+void __wrap_reduce_fold_add(const struct reduce_params *params, void *acc, bool is_first)
+{
+	note_sum(params);
+	__real_reduce_fold_add(params, acc, is_first);
 }
 
 /* -- Requests ----------------------------------------------------------------------------------------------------- */
@@ -256,6 +270,35 @@ TEST(a_row_that_is_given_many_times_takes_no_more_than_its_turns)
 
 	many_rows(world, 1);
 	ASSERT_INT(n_runs, >=, SORTS / ROWS_LOOKS);
+}
+
+/* Rows of 32 KiB have just room beside them for what they make; others are summed in slices. */
+TEST(a_long_row_that_is_given_many_times_takes_no_more_than_its_turns)
+{
+	for (unsigned more = 0; more < 2; more++) {
+		enum { N = 6000 };
+		_cleanup_(world_freep) struct world *world = world_of_one_thread(1);
+		unsigned width = (32 << 10) / sizeof(float) + more;
+		_cleanup_(freep) int64_t *numbers = calloc(N, sizeof(*numbers));
+		_cleanup_(freep) float *values = malloc((size_t)N * width * sizeof(*values));
+		_cleanup_(freep) float *sums = malloc(2 * width * sizeof(*sums));
+		struct declared *declared = world_declare(world, "table", DTYPE_FLOAT32, width);
+		struct asked asked[2];
+		int64_t got[2];
+
+		for (size_t k = 0; k < (size_t)N * width; k++)
+			values[k] = (float)(k % width % 1000);
+		for (unsigned i = 0; i < 2; i++)
+			asked[i] = rows_asked(&(struct given){ width, numbers, &got[i], values,
+							       sums + i * width, N, 1 },
+					      REDUCTION_SUM);
+		most_summed = 0;
+		ask_both(world, asked, declared);
+		for (unsigned k = 0; k < 2 * width; k++)
+			ASSERT_TRUE(sums[k] == (float)(2 * N * (k % width % 1000)));
+		ASSERT_INT(most_summed, >, PART_SUM_MAX / 2);
+		ASSERT_INT(most_summed, <=, PART_SUM_MAX);
+	}
 }
 
 /* The sum is none, and took as long. Each rank gives the row twice. */
