@@ -138,10 +138,10 @@ static inline void reduce_looked(int64_t *looks, uint64_t n, uint64_t bytes)
  * Work that is done in steps, which goes on in each run of its task from where it was. A step looks at *looks rows at most, or does
  * what takes as long. It returns whether it is over, and not when the work has failed, which *status says.
  */
+typedef bool reduce_step_fn(void *owner, int64_t *looks);
 struct reduce_work {
-	bool (*const *step)(void *owner,
-			    int64_t *looks); /* the present one, of an array that ends with NULL */
-	int64_t debt;			     /* looks that runs have taken beyond what they may */
+	reduce_step_fn *const *step; /* the present one, of an array that ends with NULL */
+	int64_t debt;		     /* looks that runs have taken beyond what they may */
 };
 
 /* One run, of ROWS_LOOKS * ROWS_LOOK_COST. Returns whether there is more to do: of work that has failed, only to make good its debt. */

@@ -16,7 +16,7 @@
 /* Inputs of a row that are looked at at once, at most. */
 #define INPUTS_MAX ROWS_LOOKS
 
-/* Goes through sorted entries row by row. inputs: room for two of each. */
+/* Goes through sorted entries row by row. inputs: room for two for each entry. */
 struct walk {
 	const struct reduce_entry *entries;
 	size_t n, at;
@@ -114,7 +114,7 @@ struct agent_rows_work *agent_rows_work_free(struct agent_rows_work *work)
 }
 
 /* make: what the steps need, in zeroed work. */
-static void run(struct task *task, bool (*const *steps)(void *owner, int64_t *looks),
+static void run(struct task *task, reduce_step_fn *const *steps,
 		int (*make)(struct agent_rows *rows))
 {
 	struct agent_rows *rows = container_of(task, struct agent_rows, task);
@@ -456,10 +456,10 @@ static bool finish_here(void *owner, int64_t *looks)
 
 void agent_rows_sort(struct task *task)
 {
-	static bool (*const here[])(void *owner, int64_t *looks) = {
+	static reduce_step_fn *const here[] = {
 		touch_memory, read_entries, sort_entries, count_result, finish_here, NULL,
 	};
-	static bool (*const for_servers[])(void *owner, int64_t *looks) = {
+	static reduce_step_fn *const for_servers[] = {
 		touch_memory, read_entries, sort_entries, count_rows, make_pieces, cut, NULL,
 	};
 	struct agent_rows *rows = container_of(task, struct agent_rows, task);
@@ -557,7 +557,7 @@ static bool merge(void *owner, int64_t *looks)
 
 void agent_rows_merge(struct task *task)
 {
-	static bool (*const steps[])(void *owner, int64_t *looks) = { check_lists, merge, NULL };
+	static reduce_step_fn *const steps[] = { check_lists, merge, NULL };
 
 	run(task, steps, make_lists);
 }

@@ -181,7 +181,7 @@ static void pool_on_done(struct mail *mail)
 	task->done(task);
 }
 
-/* A task goes on at once where its worker has no mail: then no task waits at home, as a worker with less to do would be given it. */
+/* A task goes on at once where its worker has no mail: a task that waited at home would have been given to this worker by then. */
 static void pool_run(struct task *task, struct loop *loop)
 {
 	for (task->n_more = 0;; task->n_more++) {

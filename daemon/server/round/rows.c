@@ -426,7 +426,7 @@ static void rows_done(struct task *task)
 
 void rows_start(struct slot *slot)
 {
-	static bool (*const steps[])(void *owner, int64_t *looks) = {
+	static reduce_step_fn *const steps[] = {
 		check_lists, count_rows, make_results, fill_results, NULL,
 	};
 	struct rows *rows = slot->rows;
