@@ -24,7 +24,7 @@
 
 #define DEFAULT_FILE  "/etc/bps/bps-daemon.conf"
 #define USEC_PER_MSEC 1000ull
-/* As the unit has it, where the hard limit lets it; for so many the table has room from the start: half a MiB. */
+/* Descriptors that the daemon asks for, as many as its unit has; and those that the table has room for from the start: half a MiB. */
 #define DESCRIPTORS_MAX (1 << 20)
 #define DESCRIPTORS	65536
 /* The heap: what is larger is mapped, and so much may stay free at its end. */
@@ -447,7 +447,7 @@ int main(int argc, char **argv)
 
 	crash_tell();
 	give_back_heap();
-	/* Of gRPC's threads some may still run, and call it, when the process ends. */
+	/* Some of gRPC's threads may still call OpenSSL when the process ends. */
 	(void)OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
 	/* Not for people: the daemon runs itself so. */
 	if (argc == 2 && !strcmp(argv[1], "--gpu-worker"))

@@ -396,6 +396,12 @@ static inline uint32_t data_contributors_end(uint32_t part_len, uint32_t n_nodes
 	       (uint32_t)(sizeof(struct data_contributors) + n_nodes * sizeof(uint64_t));
 }
 
+/* Elements of its part. dtype is valid. */
+static inline size_t data_elements(const struct data_header *header)
+{
+	return header->part_len / dtype_size(header->dtype);
+}
+
 /* Whether it says of a push_pull_rows that the node has the result. */
 static inline bool data_is_done(const struct data_header *header)
 {

@@ -188,14 +188,33 @@ KERNEL(u8_max, uint8_t, uint8_t, SAME, GREATER, KEEP, SAME)
 KERNEL(bool_or, uint8_t, uint8_t, SAME, OR, TRUTH, SAME)
 KERNEL(bool_and, uint8_t, uint8_t, SAME, LESSER, TRUTH, SAME)
 
-#define FLOAT_ROW(type)                                                         \
-	{                                                                       \
-		[REDUCTION_SUM] = type##_sum, [REDUCTION_AVERAGE] = type##_avg, \
-		[REDUCTION_MIN] = type##_min, [REDUCTION_MAX] = type##_max,     \
+/* Of each type and reduction a kernel, or the fold beside it. */
+#define AS_KERNEL(name) name
+#define AS_FOLD(name)	&name##_fold
+#define FLOAT_ROW(as, type)                                                             \
+	{                                                                               \
+		[REDUCTION_SUM] = as(type##_sum), [REDUCTION_AVERAGE] = as(type##_avg), \
+		[REDUCTION_MIN] = as(type##_min), [REDUCTION_MAX] = as(type##_max),     \
 	}
-#define INTEGER_ROW(type, sum)                                                                     \
-	{                                                                                          \
-		[REDUCTION_SUM] = sum, [REDUCTION_MIN] = type##_min, [REDUCTION_MAX] = type##_max, \
+#define INTEGER_ROW(as, type, sum)                                           \
+	{                                                                    \
+		[REDUCTION_SUM] = as(sum), [REDUCTION_MIN] = as(type##_min), \
+		[REDUCTION_MAX] = as(type##_max),                            \
+	}
+#define BOOL_ROW(as)                                                           \
+	{                                                                      \
+		[REDUCTION_SUM] = as(bool_or), [REDUCTION_MIN] = as(bool_and), \
+		[REDUCTION_MAX] = as(bool_or),                                 \
+	}
+#define ALL_ROWS(as)                                                                          \
+	{                                                                                     \
+		[DTYPE_FLOAT64] = FLOAT_ROW(as, f64), [DTYPE_FLOAT32] = FLOAT_ROW(as, f32),   \
+		[DTYPE_FLOAT16] = FLOAT_ROW(as, f16), [DTYPE_BFLOAT16] = FLOAT_ROW(as, bf16), \
+		[DTYPE_INT64] = INTEGER_ROW(as, i64, i64_sum),                                \
+		[DTYPE_INT32] = INTEGER_ROW(as, i32, i32_sum),                                \
+		[DTYPE_INT16] = INTEGER_ROW(as, i16, i16_sum),                                \
+		[DTYPE_INT8] = INTEGER_ROW(as, i8, i8_sum),                                   \
+		[DTYPE_UINT8] = INTEGER_ROW(as, u8, i8_sum), [DTYPE_BOOL] = BOOL_ROW(as),     \
 	}
 
 static void copy_two(void *a, void *b, const void *from, size_t len)
@@ -207,52 +226,12 @@ static void copy_two(void *a, void *b, const void *from, size_t len)
 const struct reduce_kernels reduce_kernels_scalar = {
 	.name = "scalar",
 	.copy_two = copy_two,
-	.run = {
-		[DTYPE_FLOAT64] = FLOAT_ROW(f64),
-		[DTYPE_FLOAT32] = FLOAT_ROW(f32),
-		[DTYPE_FLOAT16] = FLOAT_ROW(f16),
-		[DTYPE_BFLOAT16] = FLOAT_ROW(bf16),
-		[DTYPE_INT64] = INTEGER_ROW(i64, i64_sum),
-		[DTYPE_INT32] = INTEGER_ROW(i32, i32_sum),
-		[DTYPE_INT16] = INTEGER_ROW(i16, i16_sum),
-		[DTYPE_INT8] = INTEGER_ROW(i8, i8_sum),
-		[DTYPE_UINT8] = INTEGER_ROW(u8, i8_sum),
-		[DTYPE_BOOL] = {
-			[REDUCTION_SUM] = bool_or,
-			[REDUCTION_MIN] = bool_and,
-			[REDUCTION_MAX] = bool_or,
-		},
-	},
+	.run = ALL_ROWS(AS_KERNEL),
 	.widen = {
-		[DTYPE_FLOAT16] = FLOAT_ROW(f16_f32),
-		[DTYPE_BFLOAT16] = FLOAT_ROW(bf16_f32),
+		[DTYPE_FLOAT16] = FLOAT_ROW(AS_KERNEL, f16_f32),
+		[DTYPE_BFLOAT16] = FLOAT_ROW(AS_KERNEL, bf16_f32),
 	},
 };
 
-#define FLOAT_FOLDS(type)                                                                   \
-	{                                                                                   \
-		[REDUCTION_SUM] = &type##_sum_fold, [REDUCTION_AVERAGE] = &type##_avg_fold, \
-		[REDUCTION_MIN] = &type##_min_fold, [REDUCTION_MAX] = &type##_max_fold,     \
-	}
-#define INTEGER_FOLDS(type, sum)                                                   \
-	{                                                                          \
-		[REDUCTION_SUM] = &sum##_fold, [REDUCTION_MIN] = &type##_min_fold, \
-		[REDUCTION_MAX] = &type##_max_fold,                                \
-	}
-
-const struct reduce_fold *const reduce_folds_scalar[DTYPE_MAX_ + 1][REDUCTION_MAX_ + 1] = {
-	[DTYPE_FLOAT64] = FLOAT_FOLDS(f64),
-	[DTYPE_FLOAT32] = FLOAT_FOLDS(f32),
-	[DTYPE_FLOAT16] = FLOAT_FOLDS(f16),
-	[DTYPE_BFLOAT16] = FLOAT_FOLDS(bf16),
-	[DTYPE_INT64] = INTEGER_FOLDS(i64, i64_sum),
-	[DTYPE_INT32] = INTEGER_FOLDS(i32, i32_sum),
-	[DTYPE_INT16] = INTEGER_FOLDS(i16, i16_sum),
-	[DTYPE_INT8] = INTEGER_FOLDS(i8, i8_sum),
-	[DTYPE_UINT8] = INTEGER_FOLDS(u8, i8_sum),
-	[DTYPE_BOOL] = {
-		[REDUCTION_SUM] = &bool_or_fold,
-		[REDUCTION_MIN] = &bool_and_fold,
-		[REDUCTION_MAX] = &bool_or_fold,
-	},
-};
+const struct reduce_fold *const reduce_folds_scalar[DTYPE_MAX_ + 1][REDUCTION_MAX_ + 1] =
+	ALL_ROWS(AS_FOLD);

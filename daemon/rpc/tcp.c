@@ -71,7 +71,7 @@ struct rpc_tcp {
 	struct loop_timer pause;
 	struct list connections;
 	unsigned n_connections;
-	unsigned n_counted;  /* those that are counted */
+	unsigned n_counted;  /* those whose is_counted is set */
 	unsigned n_unheard;  /* those that gRPC may have yet to accept */
 	uint64_t n_accepted; /* ever */
 	struct token_bucket streams;
@@ -93,9 +93,9 @@ struct connection {
 	struct loop_source client, server; /* its socket; ours to gRPC, -1 while there is none */
 	struct flow in, out;		   /* by the client, to it */
 	struct token_bucket frames;
-	bool waits;	 /* for the next tokens */
-	bool is_counted; /* among those that may be: it has shown no certificate, and has its place */
-	bool heard;	 /* gRPC has it, and has said something */
+	bool waits; /* for the next tokens */
+	bool is_counted; /* against the limits: it has shown no certificate, and its client is not gone */
+	bool heard; /* gRPC has it, and has said something */
 	/* Of what the client sends. */
 	uint32_t skip; /* of the preface, or of a frame */
 	unsigned char head[FRAME_HEAD];

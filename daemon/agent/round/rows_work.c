@@ -39,8 +39,8 @@ struct agent_rows_work {
 	/* Of a sort. */
 	void *memory; /* the entries and their scratch */
 	size_t memory_len, touched;
-	uint32_t rank; /* whose rows are read */
-	uint64_t row;  /* of these, the next */
+	uint32_t local; /* of the local ranks: whose rows are read */
+	uint64_t row;	/* of these, the next */
 	size_t n_read;
 	struct reduce_sort sort;
 	struct walk walk;
@@ -52,9 +52,9 @@ struct agent_rows_work {
 	uint32_t list; /* that is checked */
 	struct reduce_cursor *heap, cursor;
 	struct reduce_merge merge;
-	int64_t merged;		   /* the row that is copied, */
-	const void *merged_values; /* and to so many takers already */
-	size_t n_copied;
+	int64_t merged; /* the row that is copied, */
+	const void *merged_values;
+	size_t n_copied; /* and takers that have it */
 	struct takers takers;
 };
 
@@ -203,12 +203,12 @@ static bool read_entries(void *owner, int64_t *looks)
 	struct agent_rows_work *work = rows->work;
 	struct reduce_entry *entries = work->sort.entries;
 
-	for (; work->rank < layout->n_local; work->rank++, work->row = 0) {
-		const struct agent_request *request = request_of(rows, work->rank);
+	for (; work->local < layout->n_local; work->local++, work->row = 0) {
+		const struct agent_request *request = request_of(rows, work->local);
 		const volatile int64_t *numbers = request ? request->input_rows : NULL;
 		const char *values = request ? request->input : NULL;
-		uint64_t end = work->row +
-			       MIN((uint64_t)MAX(*looks, 0), rows_in(rows, work->rank) - work->row);
+		uint64_t end = work->row + MIN((uint64_t)MAX(*looks, 0),
+					       rows_in(rows, work->local) - work->row);
 
 		reduce_looked(looks, end - work->row, 0);
 		for (; work->row < end; work->row++) {
@@ -220,11 +220,11 @@ static bool read_entries(void *owner, int64_t *looks)
 				continue;
 			(void)snprintf(rows->text, sizeof(rows->text),
 				       "rank %u: row %" PRId64 " of a table of %" PRIu64,
-				       layout->rank_of_local[work->rank], row, rows->n_rows);
+				       layout->rank_of_local[work->local], row, rows->n_rows);
 			rows->status = -EINVAL;
 			return false;
 		}
-		if (work->row < rows_in(rows, work->rank))
+		if (work->row < rows_in(rows, work->local))
 			return false;
 	}
 	return true;

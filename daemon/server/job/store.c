@@ -507,7 +507,7 @@ static struct slot *slot_take(struct job *job)
 int store_charge(struct job *job, uint64_t bytes)
 {
 	spending_make_room(&job->store.spending, bytes);
-	return quota_charge(job->memory.quota, bytes) ? QUOTA_E_FULL : 0;
+	return quota_charge(job->memory.quota, bytes);
 }
 
 int store_block_new(struct job *job, size_t len, struct block **ret_block)

@@ -258,16 +258,11 @@ static void added(struct accumulator *a)
 	add(a);
 }
 
-static size_t n_elements(const struct accumulator *a)
-{
-	return a->header.part_len / dtype_size(a->header.dtype);
-}
-
 static void on_run(struct task *task)
 {
 	struct accumulator *a = container_of(task, struct accumulator, task);
 
-	task->again = reduce_slice(&a->reduce, n_elements(a));
+	task->again = reduce_slice(&a->reduce, data_elements(&a->header));
 }
 
 static void on_done(struct task *task)
@@ -356,7 +351,7 @@ static void add(struct accumulator *a)
 		added(a);
 		return;
 	}
-	a->task.cost = reduce_slice_bytes(&a->reduce, n_elements(a));
+	a->task.cost = reduce_slice_bytes(&a->reduce, data_elements(&a->header));
 	job->store.n_summing++;
 	if (job_post(job, &a->task))
 		return;

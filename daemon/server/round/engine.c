@@ -45,11 +45,6 @@ static void engine_finish(struct slot *slot)
 	slot_free(slot);
 }
 
-static size_t n_elements(const struct slot *slot)
-{
-	return slot->header.part_len / dtype_size(slot->header.dtype);
-}
-
 /* Of what came too late there may be any number of times as much as of all nodes: it is summed in slices. */
 static void engine_run(struct task *task)
 {
@@ -59,7 +54,7 @@ static void engine_run(struct task *task)
 		metric_copy(&slot->job->server->copied, slot->output, slot->copy_from,
 			    slot->header.part_len);
 	else
-		task->again = reduce_slice(&slot->reduce, n_elements(slot));
+		task->again = reduce_slice(&slot->reduce, data_elements(&slot->header));
 }
 
 static void engine_done(struct task *task)
@@ -251,8 +246,9 @@ void engine_start(struct slot *slot)
 		engine_finish(slot);
 		return;
 	}
-	slot->task.cost = slot->copy_from ? slot->header.part_len
-					  : reduce_slice_bytes(&slot->reduce, n_elements(slot));
+	slot->task.cost = slot->copy_from
+				  ? slot->header.part_len
+				  : reduce_slice_bytes(&slot->reduce, data_elements(&slot->header));
 	if (job_post(job, &slot->task))
 		return;
 	task_run(&slot->task);

@@ -435,7 +435,8 @@ static _fetches_ void fetch_sent(const struct sent *sent, uint32_t number)
 			       sizeof(*slot) - offsetof(struct slot, kept) + CACHE_LINE);
 }
 
-static unsigned ack_weight(struct slot *slot, uint32_t node)
+/* Returns what it counts as beside the slot itself. */
+static unsigned ack_one(struct slot *slot, uint32_t node)
 {
 	uint32_t len = slot->header.part_len;
 
@@ -457,7 +458,7 @@ static bool ack_some(struct job *job, uint32_t number)
 			struct slot *slot = *sent_place(sent, next);
 
 			if (slot)
-				i += ack_weight(slot, number);
+				i += ack_one(slot, number);
 		}
 	}
 	tell(job);

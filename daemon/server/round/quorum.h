@@ -19,7 +19,8 @@ struct carried {
 	struct data_header header;
 	const void *payload; /* in the block */
 };
-static_assert(!offsetof(struct carried, spent), "it is freed as what it begins with");
+static_assert(!offsetof(struct carried, spent),
+	      "struct spent is freed as the struct that begins with it");
 
 /* Whether a node has acknowledged, or was sent, a slot that others have left behind has changed, in a job with a quorum. */
 void quorum_count_behind(struct slot *slot, uint32_t node);
