@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/latch.h"
 #include "base/memory/poison.h"
+#include "base/memory/unmap.h"
 #include "base/pages.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -177,7 +178,11 @@ static void slab_free(struct block_cache *cache, struct block_slab *slab)
 	list_remove(&slab->link);
 	(void)pthread_mutex_unlock(&cache->slab_lock);
 	unpoison(slab->data, slab->len);
-	(void)munmap(slab->data, slab->len);
+	/* A turn of the control thread may give back those of all nodes of a job. */
+	if (slab->len > SLAB_LARGE)
+		unmap(slab->data, slab->len);
+	else
+		(void)munmap(slab->data, slab->len);
 	free(slab->n_users);
 	free(slab);
 }

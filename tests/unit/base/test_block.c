@@ -5,9 +5,11 @@
 #include "base/pages.h"
 #include "test.h"
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 TEST(sizes_and_alignment)
 {
@@ -317,6 +319,37 @@ TEST_FULL_TIER(what_is_not_cached_goes_back_to_the_system,
 		(void)block_unref(blocks[i]);
 	ASSERT_INT(resident(), <, before + N * LEN / 16);
 	block_cache_free(cache);
+}
+
+int __real_munmap(void *data, size_t len);
+int __wrap_munmap(void *data, size_t len);
+
+/* Bytes that were unmapped, and of them those by the main thread. */
+static _Atomic size_t n_unmapped, n_unmapped_here;
+
+int __wrap_munmap(void *data, size_t len)
+{
+	n_unmapped_here += gettid() == getpid() ? len : 0;
+	n_unmapped += len;
+	return __real_munmap(data, len);
+}
+
+/* Milliseconds each, of which one turn of the control thread may give back many. */
+TEST(large_ones_are_unmapped_elsewhere)
+{
+	enum { N = 8, LEN = 8 << 20 };
+	_cleanup_(block_cache_freep) struct block_cache *cache = NULL;
+	struct block *blocks[N];
+
+	ASSERT_OK(block_cache_new(0, &cache));
+	for (size_t i = 0; i < N; i++)
+		ASSERT_OK(block_new(cache, LEN, NULL, &blocks[i]));
+	n_unmapped = n_unmapped_here = 0;
+	for (size_t i = 0; i < N; i++)
+		(void)block_unref(blocks[i]);
+	while (n_unmapped < (size_t)N * LEN)
+		(void)sched_yield();
+	ASSERT_INT(n_unmapped_here, <, LEN);
 }
 
 TEST(quota_is_charged_until_the_last_reference)
