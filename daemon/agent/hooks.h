@@ -25,6 +25,7 @@ struct agent_newcomer;
 struct agent_part;
 struct agent_request;
 struct agent_round;
+struct agent_server;
 struct agent_tensor;
 
 /* A part whose server is lost, or back. */
@@ -34,6 +35,16 @@ struct agent_part_hooks {
 	bool (*fed)(struct agent_part *part);	  /* there is a place for its result now */
 	void (*goes_on)(struct agent_part *part); /* its server is back */
 	void (*turn)(struct agent_part *part);	  /* it is to be sent */
+};
+
+/* The servers of a job. */
+struct agent_server_hooks {
+	/* One has attached. fresh: it has not seen the job's beginning. The job is held. */
+	void (*attached)(struct agent_server *server, bool fresh);
+	/* One's peer, or NULL. */
+	struct peer *(*peer_of)(const struct agent_job *job, size_t server);
+	/* They are looked for once more. */
+	void (*look)(struct agent_job *job);
 };
 
 struct agent_hooks {
@@ -85,9 +96,7 @@ struct agent_hooks {
 			   uint64_t n_rows, struct failure *failure);
 	void (*rounds_known)(struct agent_tensor *tensor);
 
-	/* The peer of a server, or NULL; servers are looked for once more. */
-	struct peer *(*peer_of)(const struct agent_job *job, size_t server);
-	void (*look_for_servers)(struct agent_job *job);
+	struct agent_server_hooks servers;
 	/* How bytes go between GPUs here and servers, for operators. */
 	void (*describe_gpu)(const struct agent_job *job, char *text, size_t size);
 

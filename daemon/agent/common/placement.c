@@ -37,6 +37,16 @@ uint16_t *agent_stripes_unref(uint16_t *stripes)
 	return NULL;
 }
 
+size_t agent_server_number(const struct agent_server *server)
+{
+	return (size_t)(server - server->job->fleet.servers);
+}
+
+bool agent_server_is_home(const struct agent_server *server)
+{
+	return agent_server_number(server) == server->job->fleet.home_number;
+}
+
 bool agent_placement_has(const struct agent_job *job, size_t server)
 {
 	if (!job->placement.moves)

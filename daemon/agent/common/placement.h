@@ -38,6 +38,9 @@ struct agent_placement {
 int agent_move_init(struct agent_job *job);
 void agent_move_done(struct agent_job *job);
 bool agent_placement_has(const struct agent_job *job, size_t server);
+/* Which of its job's it is; and whether that is the home. */
+size_t agent_server_number(const struct agent_server *server);
+bool agent_server_is_home(const struct agent_server *server);
 /* Whether the cluster has no such member any more: its lease is over, or it has left. */
 bool agent_move_is_dropped(const struct agent_job *job, size_t server);
 /* Entries of `moves`: the view's servers, and ranks. */

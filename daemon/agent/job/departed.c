@@ -38,7 +38,7 @@ int agent_departed_init(struct agent_job *job)
 
 static void tell(const struct agent_job *job, size_t server, uint32_t node)
 {
-	struct peer *peer = job->agent->hooks->peer_of(job, server);
+	struct peer *peer = job->agent->hooks->servers.peer_of(job, server);
 	struct data_header header = {
 		.op = DATA_LEFT,
 		.job = job->number,
@@ -52,17 +52,17 @@ static void tell(const struct agent_job *job, size_t server, uint32_t node)
 			    peer_name(peer), node);
 }
 
-/* Whether its process may be another than that which the job began with. */
-static bool may_be_fresh(const struct agent_job *job, size_t server)
+bool agent_departed_may_be_fresh(const struct agent_job *job, size_t server)
 {
 	return job->resumption.resumed || job->fleet.servers[server].attachment > 1;
 }
 
-void agent_departed_attached(struct agent_job *job, size_t server)
+bool agent_departed_again(const struct agent_job *job, size_t server, uint32_t node)
 {
-	for (uint32_t node = 0; node < job->shape.n_nodes && may_be_fresh(job, server); node++)
-		if (agent_departed_has(job, node))
-			tell(job, server, node);
+	if (!agent_departed_has(job, node))
+		return false;
+	tell(job, server, node);
+	return true;
 }
 
 void agent_departed_heard(struct agent_job *job, uint64_t node)
@@ -79,11 +79,11 @@ void agent_departed_heard(struct agent_job *job, uint64_t node)
 		if (job->layout.node_of_rank[rank] == node)
 			ledger_set_out(job->resumption.ledger, rank, 1);
 	for (size_t i = 0; i < job->fleet.n_servers; i++)
-		if (job->fleet.servers[i].attached && may_be_fresh(job, i))
+		if (job->fleet.servers[i].attached && agent_departed_may_be_fresh(job, i))
 			tell(job, i, (uint32_t)node);
 	/* It is for the first node to ask servers in. */
 	if (!was_first && agent_elastic_is_first(job))
-		job->agent->hooks->look_for_servers(job);
+		job->agent->hooks->servers.look(job);
 }
 
 void agent_departed_tell_idle(struct peer *peer, uint64_t number, uint32_t node)
@@ -153,7 +153,7 @@ void agent_departed_say(struct agent_job *job)
 
 	for (size_t i = 0; i < job->fleet.n_servers; i++) {
 		size_t server = (job->fleet.home_number + i) % job->fleet.n_servers;
-		struct peer *peer = job->agent->hooks->peer_of(job, server);
+		struct peer *peer = job->agent->hooks->servers.peer_of(job, server);
 
 		if (peer)
 			say(job, peer,

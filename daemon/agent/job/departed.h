@@ -19,8 +19,8 @@ struct agent_departures {
 	bool due;	    /* members that leave are looked at: one may have no requests */
 	struct chore letting_go; /* what members that leave, or regroup, have declared, */
 	bool lets_go;		 /* of which there is more */
-	bool unsaid;		 /* all ranks here have left, and no server was there to be told */
-	bool *nodes;		 /* n_nodes: others that have left */
+	bool unsaid; /* all ranks here have left, and no server was there to be told, or not yet */
+	bool *nodes; /* n_nodes: others that have left */
 };
 
 /* departed.c: nodes that leave in good order. */
@@ -29,8 +29,10 @@ int agent_departed_init(struct agent_job *job);
 bool agent_departed_has(const struct agent_job *job, uint32_t node);
 /* A server says so; node: as it came from outside. */
 void agent_departed_heard(struct agent_job *job, uint64_t node);
-/* A server has attached: tells it who has left, where it may not know. */
-void agent_departed_attached(struct agent_job *job, size_t server);
+/* Whether a server's process may be another than that which the job began with. */
+bool agent_departed_may_be_fresh(const struct agent_job *job, size_t server);
+/* Tells such a server that the node has left, if it has. Returns whether it has. */
+bool agent_departed_again(const struct agent_job *job, size_t server, uint32_t node);
 /* A server of a job that nodes have left asks to be told when nothing of the job is under way here. */
 void agent_departed_stopping(struct agent_job *job, const struct peer *peer);
 /* A round has ended, or failed: tells those that asked, if it was the last. */

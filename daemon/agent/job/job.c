@@ -708,7 +708,8 @@ void agent_job_end_departed(struct agent_job *job)
 	if (job->n_members || job->state != JOB_RUNNING || job->sweep.n_without)
 		return;
 	/* The others would wait for this node, had nobody heard that it has left. */
-	if (job->retention.keeps && !job->fleet.n_attached && !job->shape.elastic) {
+	if (job->retention.keeps &&
+	    (job->fleet.n_resyncing || (!job->fleet.n_attached && !job->shape.elastic))) {
 		job->departed.unsaid = true;
 		log_notice("job %s: left by all its ranks here; waiting for a server to tell it",
 			   job->owner.name);

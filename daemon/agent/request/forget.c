@@ -23,6 +23,7 @@
 
 void agent_forget_init(struct agent_job *job)
 {
+	list_init(&job->tensors.all);
 	list_init(&job->tensors.by_age);
 	list_init(&job->tensors.spare);
 }
@@ -179,6 +180,8 @@ static void remove_tensor(struct agent_tensor *tensor)
 	struct agent_job *job = tensor->job;
 
 	map_remove(&job->tensors.by_name, &tensor->entry);
+	agent_resync_leave(tensor);
+	list_remove(&tensor->resync.link);
 	list_remove(&tensor->age_link);
 	list_remove(&tensor->behind);
 	agent_priority_class_gone(tensor);

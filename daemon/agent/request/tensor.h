@@ -11,6 +11,12 @@
 struct agent_job;
 struct agent_member;
 
+/* What servers that attach are told of it: resync.c. */
+struct agent_tensor_resync {
+	struct list link;   /* the job's tensors.all */
+	uint64_t said_home; /* fleet.n_homes when a home was last asked about it */
+};
+
 struct agent_tensor {
 	struct map_entry entry;
 	struct agent_job *job;
@@ -44,7 +50,8 @@ struct agent_tensor {
 	struct list behind;	/* the job's resumption.behind */
 	struct list later_link; /* the job's later.tensors */
 	struct list age_link;	/* the job's tensors.by_age, or spare */
-	uint64_t seen_rounds;	/* n_rounds when it was looked at last */
+	struct agent_tensor_resync resync;
+	uint64_t seen_rounds; /* n_rounds when it was looked at last */
 	bool seen;
 	bool awaited;	     /* asked: another node has been asked, too, and waits for our word */
 	bool forgetting;     /* asked: all ranks here have released it; the home decides */
@@ -61,6 +68,7 @@ struct agent_tensor {
 struct agent_tensors {
 	struct map by_name;
 	uint64_t n, n_keys;
+	struct list all;    /* the newest last */
 	struct list by_age; /* by age_link: the first is looked at next */
 	size_t n_asked;
 	uint64_t n_without; /* are yet to hear that ranks are out of the job: */

@@ -267,7 +267,7 @@ int agent_part_start(struct agent_round *round, const struct extent *extent, uin
 	if (round->job->retention.keeps && agent_part_start_stale(part))
 		return 0;
 	part->state = PART_QUEUED;
-	if (!agent_part_server(part)->attached) {
+	if (!agent_server_takes_parts(agent_part_server(part))) {
 		agent_keep_park(part);
 		return 0;
 	}

@@ -456,7 +456,7 @@ static void push_again(struct agent_part *part)
 	}
 	agent_keep_park(part);
 	server = agent_part_server(part);
-	if (!server->attached)
+	if (!agent_server_takes_parts(server))
 		return;
 	/* Where it has attached since the part was sent, that is as good as never sent. */
 	if (part->server != before || part->attachment != server->attachment)
@@ -667,7 +667,7 @@ static void push(struct agent_part *part, const void *payload)
 	if (!part->send_queue)
 		agent_part_choose(part);
 	server = agent_part_server(part);
-	if (!server->attached) {
+	if (!agent_server_takes_parts(server)) {
 		if (part->send_queue)
 			agent_send_queue_sent(part->send_queue, part);
 		if (by_rows)

@@ -269,8 +269,8 @@ void agent_priority_class_gone(struct agent_tensor *tensor);
 void agent_acknowledged_rows(struct agent_tensor *tensor, uint64_t round, size_t server);
 /* A round has ended here. */
 void agent_acknowledged_round(struct agent_round *round);
-/* A server is attached: what was said of results to the one before may not have arrived, or it is the same process. */
-void agent_acknowledged_attached(struct agent_job *job, size_t server);
+/* A server has attached: what was said of results to the one before may not have arrived, or it is the same process. Returns how many rounds are open. */
+unsigned agent_acknowledged_again(struct agent_tensor *tensor, const struct agent_server *server);
 /* All ranks have declared a tensor again to a process that is not the job's first: what the one before has said may not have arrived. */
 void agent_acknowledged_resumed(struct agent_tensor *tensor);
 

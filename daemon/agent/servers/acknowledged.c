@@ -52,22 +52,20 @@ void agent_acknowledged_round(struct agent_round *round)
 		tell_all(tensor);
 }
 
-void agent_acknowledged_attached(struct agent_job *job, size_t number)
+unsigned agent_acknowledged_again(struct agent_tensor *tensor, const struct agent_server *server)
 {
-	const struct agent_server *server = &job->fleet.servers[number];
 	struct agent_round *round;
-	struct map_entry *entry;
+	unsigned n = 0;
 
-	map_for_each (entry, &job->tensors.by_name) {
-		struct agent_tensor *tensor = container_of(entry, struct agent_tensor, entry);
-
-		list_for_each (round, &tensor->rounds, link)
-			round->gate.uninformed = true;
-		if (tensor->acknowledged)
-			tell(tensor, server, tensor->acknowledged, true);
-		if (tensor->rows_acknowledged > tensor->acknowledged)
-			tell(tensor, server, tensor->rows_acknowledged, false);
+	list_for_each (round, &tensor->rounds, link) {
+		round->gate.uninformed = true;
+		n++;
 	}
+	if (tensor->acknowledged)
+		tell(tensor, server, tensor->acknowledged, true);
+	if (tensor->rows_acknowledged > tensor->acknowledged)
+		tell(tensor, server, tensor->rows_acknowledged, false);
+	return n;
 }
 
 void agent_acknowledged_resumed(struct agent_tensor *tensor)

@@ -24,15 +24,9 @@ static void attached(struct agent_setup *setup)
 	server->scales = peer_has(server->send_queue->peer, DATA_FEATURE_SCALES);
 	server->forgets = peer_has(server->send_queue->peer, DATA_FEATURE_FORGET);
 	peer_set_parts(server->send_queue->peer, job->part_bytes, job->shape.n_nodes);
-	job->fleet.n_attached++;
 	if (job->retention.keeps)
-		agent_keep_attached(job, setup->server, m->fresh);
-	if (setup->server == job->fleet.home_number && job->following.turn)
-		agent_setup_follow(job);
-	if (job->departed.unsaid)
-		agent_job_end_departed(job);
-	if (job->state == JOB_FORMING && job->fleet.n_attached == agent_move_n_in(job))
-		agent_job_formed(job);
+		agent_keep_attached(server, m->fresh);
+	job->agent->hooks->servers.attached(server, m && m->fresh);
 }
 
 static void on_attached(struct call *call)

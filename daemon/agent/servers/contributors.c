@@ -112,13 +112,14 @@ static void say_offered(struct agent_server *server)
 	peer_tell(server->send_queue->peer, &header, NULL);
 }
 
-void agent_contributors_attached(struct agent_job *job, size_t number)
+void agent_contributors_attached(struct agent_server *server)
 {
-	struct agent_server *server = &job->fleet.servers[number];
+	struct agent_job *job = server->job;
 
 	if (!stragglers_any(&job->shape.stragglers))
 		return;
-	server->n_pending = 0;
+	/* Until all others are offered, too. */
+	server->n_pending = 1;
 	for (uint32_t i = 0; i < ledger_results_used(job->resumption.ledger); i++) {
 		struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, i);
 
@@ -127,9 +128,14 @@ void agent_contributors_attached(struct agent_job *job, size_t number)
 		/* Under way to where it was before, or being made whole. */
 		kept->pending = kept->offered || (kept->busy && !kept->stale);
 		server->n_pending += kept->pending;
-		if (!kept->pending && kept->whole)
-			agent_keep_offer(job, i);
 	}
+}
+
+void agent_contributors_offered(struct agent_server *server)
+{
+	if (!stragglers_any(&server->job->shape.stragglers))
+		return;
+	server->n_pending--;
 	say_offered(server);
 }
 

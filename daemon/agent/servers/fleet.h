@@ -15,6 +15,18 @@ struct agent_said;
 struct agent_setup;
 struct agent_tensor;
 
+/* What a server that has attached may not have heard, and is told in steps: resync.c. */
+struct agent_resync {
+	struct chore chore;
+	bool is_under_way; /* or not any more, and its last step is to come */
+	bool holds_names; /* of new tensors, from a home that has yet to hear which keys there are */
+	bool holds_parts;   /* for the server, until it has been told all that came before them */
+	unsigned stage;	    /* what it is told of; */
+	size_t next;	    /* the next of these, */
+	struct list *at;    /* or of tensors.all */
+	uint64_t forgotten; /* the key of which it was told last that it is forgotten; 0: none */
+};
+
 struct agent_server {
 	struct view_member member;
 	bool colocated;			     /* with ranks of the job */
@@ -33,7 +45,8 @@ struct agent_server {
 	unsigned n_losses; /* since losses_ns: one that is lost again and again is given up */
 	uint64_t losses_ns;
 	struct loop_timer timer; /* when to connect again */
-	struct list parked;	 /* parts for it, while it is not attached */
+	struct list parked;	 /* parts for it, while it takes none */
+	struct agent_resync resync;
 	uint32_t acked,
 		ack_sent;    /* its results up to this number are kept here; it has been told */
 	uint32_t ack_wanted; /* up to this one it is to be told at once */
@@ -56,10 +69,18 @@ struct agent_fleet {
 	struct agent_setup *join; /* the newest, or to regroup; earlier ones do not count */
 	struct list setups;	  /* set-up calls in flight */
 	struct agent_server *servers;
-	size_t n_servers, n_attached;
-	size_t n_viewed;	  /* of them, those of the view; added ones follow */
+	size_t n_servers;
+	size_t n_viewed;   /* of them, those of the view; added ones follow */
+	size_t n_attached; /* of them, those that have been told all that they may not have heard, */
+	size_t n_resyncing;	  /* and those that are being told */
+	uint64_t n_homes;	  /* how often a home has attached */
 	uint32_t *member_of_node; /* n_nodes: member of the view, from 1; 0: none */
 };
+
+static inline bool agent_server_takes_parts(const struct agent_server *server)
+{
+	return server->attached && !(server->resync.is_under_way && server->resync.holds_parts);
+}
 
 /* home.c: cluster query and JOIN. */
 void agent_setup_open(struct agent_job *job);
@@ -86,6 +107,15 @@ int agent_setup_ask_back(struct agent_job *job, size_t server, struct agent_said
 /* The same at one that is not in the job: it is the last of said->added. agent_add_take() follows. */
 int agent_setup_ask_in(struct agent_job *job, const struct view_member *member,
 		       struct agent_said *said);
+
+/* resync.c */
+/*
+ * A server has attached: it is told what it may not have heard, now or in later turns of the loop. Then it counts as attached, and the job
+ * is formed if it is the last. fresh: it has not seen the job's beginning. The caller holds the job.
+ */
+void agent_resync(struct agent_server *server, bool fresh);
+/* The tensor is about to go from tensors.all. */
+void agent_resync_leave(const struct agent_tensor *tensor);
 
 /* setup.c: DECLARE and notices. */
 /* Who can be told something: a server that is lost cannot, one that is about to be attached again can. Or NULL. */
@@ -117,8 +147,8 @@ const struct ledger_known *agent_names_in_doubt(const struct agent_tensor *tenso
 bool agent_names_is_forgotten(const struct agent_job *job, uint64_t key);
 /* A home that is fresh has been told of all tensors. */
 void agent_names_notified(const struct agent_job *job);
-/* A server has attached, perhaps again. */
-void agent_names_attached(struct agent_job *job, size_t server);
+/* To a server that has attached: one of the last that were forgotten. Returns whether there was such a one. */
+bool agent_names_forgotten_again(const struct agent_server *server, size_t index);
 void agent_setup_fail_job(struct agent_job *job, const struct failure *failure,
 			  const struct peer *from);
 /* Tells the home how many ranks here follow the others, and whether one has left; where it is lost, it is told once attached. */

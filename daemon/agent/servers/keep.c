@@ -22,11 +22,6 @@
 
 /* -- Servers that come and go ------------------------------------------------------------------------------------- */
 
-static size_t number_of(const struct agent_server *server)
-{
-	return (size_t)(server - server->job->fleet.servers);
-}
-
 static void give_up(struct agent_server *server)
 {
 	struct agent_job *job = server->job;
@@ -36,7 +31,7 @@ static void give_up(struct agent_server *server)
 	(void)failure_set(
 		&failure, -ECONNRESET,
 		"job %s: server %s was lost, and did not come back within %s", job->owner.name,
-		agent_server_name(job, number_of(server)),
+		agent_server_name(job, agent_server_number(server)),
 		agent_time_text(time, job->agent->params.lost_timeout_ms * NSEC_PER_MSEC));
 	agent_job_fail(job, &failure, NULL);
 }
@@ -50,22 +45,22 @@ static void on_retry(struct loop_timer *timer)
 	uint64_t now_ns = clock_now_ns();
 
 	/* Then nobody expects it back soon. */
-	if (agent_move_is_dropped(job, number_of(server)))
+	if (agent_move_is_dropped(job, agent_server_number(server)))
 		move_ns = server->lost_ns;
 	if (job->state == JOB_OVER)
 		return;
-	if (!agent_placement_has(job, number_of(server))) {
-		agent_move_look(job, number_of(server));
+	if (!agent_placement_has(job, agent_server_number(server))) {
+		agent_move_look(job, agent_server_number(server));
 		return;
 	}
 	if (server->gone && now_ns >= move_ns &&
-	    agent_move_without(job, number_of(server), "one was lost"))
+	    agent_move_without(job, agent_server_number(server), "one was lost"))
 		return;
 	if (now_ns >= server->lost_ns + timeout_ns) {
 		give_up(server);
 		return;
 	}
-	if (!server->send_queue && agent_setup_connect(job, number_of(server))) {
+	if (!server->send_queue && agent_setup_connect(job, agent_server_number(server))) {
 		agent_send_queue_put(TAKE_PTR(server->send_queue));
 		(void)loop_timer_set(job->agent->params.loop, timer, now_ns + RETRY_NS);
 		return;
@@ -98,6 +93,7 @@ void agent_keep_done(struct agent_job *job)
 	loop_timer_cancel(&job->placement.add_timer);
 	for (size_t i = 0; i < job->fleet.n_servers; i++) {
 		loop_timer_cancel(&job->fleet.servers[i].timer);
+		loop_abort(&job->fleet.servers[i].resync.chore);
 		held_free(job->fleet.servers[i].here);
 		held_free(job->fleet.servers[i].retained);
 	}
@@ -159,11 +155,11 @@ static bool count_loss(struct agent_server *server, uint64_t now_ns, const char 
 	}
 	if (server->n_losses <= LOSSES_MAX)
 		return false;
-	if (agent_move_without(job, number_of(server), "one was lost too often"))
+	if (agent_move_without(job, agent_server_number(server), "one was lost too often"))
 		return true;
 	(void)failure_set(&failure, -ECONNRESET,
 			  "job %s: server %s was lost %u times within %s, the last time: %s",
-			  job->owner.name, agent_server_name(job, number_of(server)),
+			  job->owner.name, agent_server_name(job, agent_server_number(server)),
 			  server->n_losses, agent_time_text(time, within_ns), why);
 	agent_job_fail(job, &failure, NULL);
 	return true;
@@ -191,8 +187,10 @@ void agent_keep_detach(struct agent_job *job, size_t first, size_t n)
 	for (size_t i = first; i < first + n; i++) {
 		struct agent_server *server = &job->fleet.servers[i];
 
-		if (server->attached)
+		if (server->attached && !server->resync.is_under_way)
 			job->fleet.n_attached--;
+		job->fleet.n_resyncing -= server->resync.is_under_way;
+		server->resync.is_under_way = false;
 		server->attached = false;
 		server->attachment++;
 		if (i == job->fleet.home_number)
@@ -271,26 +269,6 @@ void agent_view_changed(struct agent *agent)
 	}
 }
 
-/* A home that has not seen the job's beginning is told of its tensors; any, of those that it has not answered. */
-static void declare_again(struct agent_job *job, bool fresh)
-{
-	const struct ledger_known *known;
-	struct map_entry *entry;
-
-	for (size_t i = 0; fresh && (known = ledger_tensor_at(job->resumption.ledger, i)); i++)
-		if (!known->in_doubt)
-			agent_setup_declare_known(job, known);
-	if (fresh && job->fleet.servers[job->fleet.home_number].forgets)
-		agent_names_notified(job);
-	map_for_each (entry, &job->tensors.by_name) {
-		struct agent_tensor *tensor = container_of(entry, struct agent_tensor, entry);
-
-		if (tensor->n_declared == job->layout.n_local && !tensor->key &&
-		    !tensor->failure.status)
-			agent_setup_declare(tensor, NULL);
-	}
-}
-
 void agent_keep_failed(struct agent_job *job, uint64_t key, uint64_t round, bool alone,
 		       const struct failure *failure)
 {
@@ -308,61 +286,18 @@ void agent_keep_failed(struct agent_job *job, uint64_t key, uint64_t round, bool
 			};
 }
 
-static void fail_again(struct agent_job *job, size_t number)
-{
-	size_t first =
-		job->retention.n_failed > AGENT_FAILED ? job->retention.n_failed - AGENT_FAILED : 0;
-
-	for (size_t i = first; i < job->retention.n_failed; i++)
-		if (job->retention.failed[i % AGENT_FAILED].key)
-			agent_setup_fail_again(job, number,
-					       &job->retention.failed[i % AGENT_FAILED]);
-}
-
 struct agent_server *agent_keep_owner(const struct agent_job *job, const struct ledger_kept *kept)
 {
 	return &job->fleet.servers[job->placement
 					   .stripes[kept->what.stripe % job->placement.n_stripes]];
 }
 
-static void unpark(struct agent_server *server)
+void agent_keep_attached(struct agent_server *server, bool fresh)
 {
-	struct agent_send_queue *send_queue = server->send_queue;
-	struct agent_part *part;
-
-	while ((part = list_first(&server->parked, struct agent_part, wait))) {
-		list_remove(&part->wait);
-		part->job->agent->hooks->part.goes_on(part);
-	}
-	agent_send_queue_pump(send_queue);
-}
-
-/*
- * Of a tensor that is forgotten all nodes have all. The server may have the result from the process before, and wait for
- * their word on it.
- */
-static void bring(struct agent_job *job, uint32_t retained, uint64_t *forgotten)
-{
-	const struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, retained);
-
-	if (!agent_names_is_forgotten(job, kept->what.key)) {
-		agent_keep_offer(job, retained);
-		return;
-	}
-	if (*forgotten != kept->what.key)
-		agent_names_tell_forgotten(job, agent_keep_owner(job, kept), kept->what.key);
-	*forgotten = kept->what.key;
-	agent_keep_free(job, retained);
-}
-
-void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
-{
-	struct agent_server *server = &job->fleet.servers[number];
-	uint64_t forgotten = 0; /* the last that the server was told of */
-
 	if (server->lost_ns)
-		log_notice("job %s: server %s is back%s", job->owner.name,
-			   agent_server_name(job, number), fresh ? ", and fresh" : "");
+		log_notice("job %s: server %s is back%s", server->job->owner.name,
+			   agent_server_name(server->job, agent_server_number(server)),
+			   fresh ? ", and fresh" : "");
 	loop_timer_cancel(&server->timer);
 	server->lost_ns = 0;
 	server->gone = false;
@@ -371,31 +306,6 @@ void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
 	server->ack_bytes = server->n_offered = 0;
 	memset(server->here, 0, WINDOW / 64 * sizeof(server->here[0]));
 	memset(server->retained, 0, WINDOW * sizeof(server->retained[0]));
-	agent_job_hold(job);
-	if (server->attachment > 1)
-		fail_again(job, number);
-	agent_acknowledged_attached(job, number);
-	agent_departed_attached(job, number);
-	if (number == job->fleet.home_number)
-		declare_again(job, fresh);
-	agent_names_attached(job, number);
-	if (number == job->fleet.home_number)
-		agent_elastic_regroup_again(job);
-	for (uint32_t i = 0; !stragglers_any(&job->shape.stragglers) &&
-			     i < ledger_results_used(job->resumption.ledger);
-	     i++) {
-		const struct ledger_kept *kept = ledger_result_kept(job->resumption.ledger, i);
-
-		/* One that is busy is a worker's to make whole; it is offered when that is done. */
-		if (kept->taken && (kept->stale || !kept->busy) && kept->whole &&
-		    agent_keep_owner(job, kept) == server)
-			bring(job, i, &forgotten);
-	}
-	agent_contributors_attached(job, number);
-	FAILPOINT("server-attached-again");
-	if (job->state != JOB_OVER)
-		unpark(server);
-	agent_job_release(job);
 }
 
 /* -- Retained results --------------------------------------------------------------------------------------------- */
@@ -660,7 +570,8 @@ void agent_keep_stored(struct agent_server *server, uint32_t number, uint32_t re
 
 	if (number - server->acked - 1 >= WINDOW || number - server->released - 1 >= WINDOW) {
 		(void)failure_set(&failure, -EPROTO, "%s answered with result %u after %u",
-				  agent_server_name(job, number_of(server)), number, server->acked);
+				  agent_server_name(job, agent_server_number(server)), number,
+				  server->acked);
 		agent_job_fail(job, &failure, NULL);
 		return;
 	}

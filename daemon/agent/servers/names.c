@@ -108,6 +108,7 @@ void agent_names_forget(struct agent_tensor *tensor)
 		.key = tensor->key,
 		.n_moved = job->placement.n_moved,
 	};
+	tensor->resync.said_home = job->fleet.n_homes;
 	agent_job_hold(job);
 	peer_call(home, &forget->call);
 }
@@ -160,25 +161,14 @@ bool agent_names_may_forget(const struct agent_job *job)
 	return true;
 }
 
-void agent_names_attached(struct agent_job *job, size_t number)
+bool agent_names_forgotten_again(const struct agent_server *server, size_t index)
 {
-	const struct agent_tensors *tensors = &job->tensors;
-	uint64_t n = MIN(tensors->n_forgotten, (uint64_t)FORGOTTEN);
-	struct map_entry *entry;
+	const struct agent_tensors *tensors = &server->job->tensors;
 
-	for (uint64_t i = 0; tensors->forgotten && i < n; i++)
-		agent_names_tell_forgotten(job, &job->fleet.servers[number], tensors->forgotten[i]);
-	if (number != job->fleet.home_number)
-		return;
-	map_for_each (entry, &job->tensors.by_name) {
-		struct agent_tensor *tensor = container_of(entry, struct agent_tensor, entry);
-
-		if (!tensor->forgetting)
-			continue;
-		agent_names_forget(tensor);
-		if (tensor->needed)
-			agent_names_keep(job, tensor->key);
-	}
+	if (!tensors->forgotten || index >= MIN(tensors->n_forgotten, (uint64_t)FORGOTTEN))
+		return false;
+	agent_names_tell_forgotten(server->job, server, tensors->forgotten[index]);
+	return true;
 }
 
 const struct ledger_known *agent_names_in_doubt(const struct agent_tensor *tensor)

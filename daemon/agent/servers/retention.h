@@ -48,8 +48,8 @@ void agent_keep_lost(struct agent_job *job, size_t server, const char *why);
 void agent_keep_again(struct agent_job *job, size_t server);
 /* The same for each of the job's servers that this peer is. */
 void agent_keep_peer_lost(struct agent_job *job, const struct peer *peer, const char *why);
-/* A server has taken the job, perhaps again. fresh: it has not seen the job's beginning. */
-void agent_keep_attached(struct agent_job *job, size_t server, bool fresh);
+/* A server has taken the job, perhaps again; agent_resync() follows. fresh: it has not seen the job's beginning. */
+void agent_keep_attached(struct agent_server *server, bool fresh);
 /* Whether a call ended because the peer was lost, or is about to go: not by an answer of the job's. */
 bool agent_keep_is_loss(const struct call *call);
 /* A part waits until its server is attached. */
@@ -78,8 +78,9 @@ bool agent_contributors_read(const struct agent_job *job, const struct ledger_wh
 			     const void *result, uint32_t *ret_n, bool *ret_has_ours);
 /* A retained result is whole, and in all outputs: others of the part, from before, are perhaps of no use any more. */
 void agent_contributors_stored(struct agent_job *job, uint32_t retained);
-/* A server has attached: what it is to be offered of results that are not ready yet; and this one is offered now, or gone. */
-void agent_contributors_attached(struct agent_job *job, size_t server);
+/* A server has attached: which results it is to be offered that are not ready yet; it was offered all others; this one is offered now, or gone. */
+void agent_contributors_attached(struct agent_server *server);
+void agent_contributors_offered(struct agent_server *server);
 void agent_contributors_resolve(struct agent_job *job, uint32_t retained);
 /* A part waits for memory: when there will never be any, its round fails. */
 bool agent_contributors_is_full(const struct agent_job *job);

@@ -164,6 +164,7 @@ void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conf
 	Bps__Cluster__TensorDeclare m = BPS__CLUSTER__TENSOR_DECLARE__INIT;
 	const struct ledger_known *known = agent_names_in_doubt(tensor);
 	struct agent_job *job = tensor->job;
+	const struct agent_server *home = &job->fleet.servers[job->fleet.home_number];
 	struct agent_setup *setup;
 	int r;
 
@@ -176,13 +177,16 @@ void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conf
 	m.has_key = m.has_start = m.has_in_doubt = m.in_doubt = known != NULL;
 	m.key = known ? known->key : 0;
 	m.start = known ? known->start : 0;
-	if (job->retention.keeps && !job->fleet.servers[job->fleet.home_number].attached)
+	/* It is said in its turn, once the home knows which keys there are: no key is given twice. */
+	if (job->retention.keeps &&
+	    (!home->attached || (home->resync.is_under_way && home->resync.holds_names)))
 		return;
 	r = agent_setup_call(job, job->fleet.home, DATA_DECLARE, &m.base, on_declared, &setup);
 	if (r)
 		agent_setup_fail_errno(job, r);
 	else
 		setup->tensor = tensor;
+	tensor->resync.said_home = job->fleet.n_homes;
 }
 
 void agent_setup_declares_no_more(const struct agent_tensor *tensor)

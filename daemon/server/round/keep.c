@@ -125,6 +125,7 @@ static void tell(struct job *job)
 void keep_end(struct job *job)
 {
 	loop_abort(&job->retention.acking);
+	loop_abort(&job->retention.offering);
 	if (job->retention.is_telling)
 		loop_unpost(job->server->params.loop, &job->retention.telling);
 	job->retention.is_telling = false;
@@ -753,7 +754,7 @@ static bool take_contributors(struct tensor *tensor, struct delivery *delivery)
 
 	if (!offered_has_contributors(job, h))
 		return true;
-	if (offered_is_complete(job))
+	if (offered_is_over(job))
 		r = 0;
 	else if (h->operation == OPERATION_ACCUMULATE)
 		r = accumulate_offer(tensor, delivery);

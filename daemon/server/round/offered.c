@@ -7,6 +7,9 @@
 #include "server/round/accumulate.h"
 #include "server/round/quorum.h"
 
+/* Parts that are looked at in one go, and what is carried of them. */
+#define OFFERED_STEP 512
+
 bool offered_has_contributors(const struct job *job, const struct data_header *header)
 {
 	return job->retention.resume &&
@@ -26,19 +29,56 @@ bool offered_is_complete(const struct job *job)
 	       !stragglers_any(&job->stragglers) || job->retention.offered;
 }
 
+bool offered_is_over(const struct job *job)
+{
+	return offered_is_complete(job) || job->retention.offered_at;
+}
+
+/* A job may have a hundred thousand parts. Returns whether there are more. */
+static bool step(struct job *job)
+{
+	struct list **at = &job->retention.offered_at;
+
+	for (uint64_t n = 0; *at != &job->store.parts; n++) {
+		struct part *part = container_of(*at, struct part, in_job);
+
+		if (n >= OFFERED_STEP)
+			return true;
+		*at = part->in_job.next;
+		n += part->n_carried;
+		if (!quorum_offered(job, part))
+			return false;
+	}
+	job->retention.offered = true;
+	sweep(job, SWEEP_NEWS);
+	return false;
+}
+
+static bool on_step(struct chore *chore)
+{
+	struct job *job = container_of(chore, struct job, retention.offering);
+	bool more;
+
+	if (job->state != JOB_RUNNING)
+		return false;
+	job_hold(job);
+	more = step(job);
+	job_let_go(job);
+	return more;
+}
+
 /* The last word: what has waited goes on. */
 static void look(struct job *job)
 {
-	if (offered_is_complete(job))
+	if (offered_is_over(job))
 		return;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (!job->nodes[i].offers.complete && !job->nodes[i].departed)
 			return;
-	job->retention.offered = true;
-	job_hold(job);
-	if (quorum_offered(job))
-		sweep(job, SWEEP_NEWS);
-	job_let_go(job);
+	job->retention.offered_at = job->store.parts.next;
+	job->retention.offering.step = on_step;
+	if (on_step(&job->retention.offering))
+		loop_begin(job->server->params.loop, &job->retention.offering);
 }
 
 /*

@@ -9,6 +9,8 @@
 
 /* Whether sums may be made. */
 bool offered_is_complete(const struct job *job);
+/* Whether what nodes offer counts no more: all have. */
+bool offered_is_over(const struct job *job);
 /* An OFFER has come and been looked at; a node has said how many it has made. May end the job. */
 void offered_offer(struct job *job, const struct data_header *header);
 void offered_said(struct job *job, uint32_t node, const struct data_header *header);

@@ -500,34 +500,9 @@ void quorum_again(struct slot *slot, struct delivery *delivery)
 
 /* -- All nodes have offered what they keep ----------------------------------------------------- */
 
-/*
- * Of what a node had contributed too late, what another has seen in a result since. Returns false
- * when that cannot be told.
- */
-static bool drop_known(struct job *job, struct part *part)
+static void fail_unknown(struct job *job, const struct carried *carried)
 {
-	struct list known = LIST_INIT(known);
-	struct carried *carried, *tmp;
-	bool is_told = true;
-
-	list_for_each_safe (carried, tmp, &part->carried, spent.link) {
-		const struct data_header *h = &carried->header;
-
-		if (contributors_has(part, h->node, h->round)) {
-			list_remove(&carried->spent.link);
-			list_push_back(&known, &carried->spent.link);
-			part->n_carried--;
-		} else if (h->round <= part->contributors_round &&
-			   !contributors_reaches(part, h->round))
-			is_told = false;
-	}
-	quorum_drop(job, &known);
-	return is_told;
-}
-
-static void fail_unknown(struct job *job, const struct tensor *tensor)
-{
-	const char *name = declare_name_of(job, tensor->key);
+	const char *name = declare_name_of(job, carried->header.key);
 	struct failure failure;
 
 	(void)failure_set(&failure, -ECONNRESET,
@@ -538,21 +513,29 @@ static void fail_unknown(struct job *job, const struct tensor *tensor)
 	job_fail(job, &failure, NULL);
 }
 
-bool quorum_offered(struct job *job)
+/* Of what a node had contributed too late, what another has seen in a result since is dropped. */
+bool quorum_offered(struct job *job, struct part *part)
 {
-	struct map_entry *tensor_entry, *part_entry;
+	const struct carried *unknown = NULL;
+	struct list known = LIST_INIT(known);
+	struct carried *carried, *tmp;
 
-	map_for_each (tensor_entry, &job->store.tensors) {
-		struct tensor *tensor = container_of(tensor_entry, struct tensor, entry);
+	list_for_each_safe (carried, tmp, &part->carried, spent.link) {
+		const struct data_header *h = &carried->header;
 
-		map_for_each (part_entry, &tensor->parts) {
-			if (drop_known(job, container_of(part_entry, struct part, entry)))
-				continue;
-			fail_unknown(job, tensor);
-			return false;
+		if (contributors_has(part, h->node, h->round)) {
+			list_remove(&carried->spent.link);
+			list_push_back(&known, &carried->spent.link);
+			part->n_carried--;
+		} else if (h->round <= part->contributors_round &&
+			   !contributors_reaches(part, h->round)) {
+			unknown = carried;
 		}
 	}
-	return true;
+	quorum_drop(job, &known);
+	if (unknown)
+		fail_unknown(job, unknown);
+	return !unknown;
 }
 
 /* -- Time -------------------------------------------------------------------------------------- */

@@ -61,8 +61,8 @@ void quorum_again(struct slot *slot, struct delivery *delivery);
 /* An offer, before all nodes have made theirs: a result, or a contribution that is in none that the node has seen. */
 int quorum_offer(struct tensor *tensor, const struct delivery *delivery);
 int quorum_offer_late(struct tensor *tensor, const struct delivery *delivery);
-/* All nodes have: what they say is put together. Returns false when that has ended the job. */
-bool quorum_offered(struct job *job);
+/* All nodes have: what they say of the part is put together. Returns false when that has ended the job. */
+bool quorum_offered(struct job *job, struct part *part);
 /* The sweep is to come back when the slot is old enough. */
 void quorum_until(const struct slot *slot, uint64_t now_ns);
 /* Nobody needs a list of what is carried any more. It goes by and by. */

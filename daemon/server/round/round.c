@@ -490,6 +490,11 @@ static void expire(struct slot *slot, uint64_t now_ns)
 	struct round_text text;
 	const char *ranks, *what;
 
+	/* It may go on in a moment. */
+	if (offered_is_over(job) && !offered_is_complete(job)) {
+		sweep_until(job, now_ns);
+		return;
+	}
 	if (job->server->hooks->without_missing(job, slot)) {
 		slot->since_ns = now_ns;
 		sweep_until(job, now_ns + job_patience_ns(job));

@@ -366,6 +366,69 @@ static struct asked *offer(struct far *far, const struct layout *layout, uint64_
 	return far_call(far, node, &h, &sum);
 }
 
+/* What a node had given to a round that went without it. */
+static struct asked *offer_late(struct far *far, const struct layout *layout, uint32_t part,
+				uint32_t node, float value)
+{
+	struct data_header h = far_push(layout, 1, 1, node);
+	float data[FLOATS];
+
+	for (size_t i = 0; i < FLOATS; i++)
+		data[i] = value;
+	h.op = DATA_OFFER;
+	h.is_late = 1;
+	h.part = part;
+	h.epoch = far_epoch(layout);
+	h.len = h.part_len = h.total = LEN;
+	return far_call(far, node, &h, data);
+}
+
+static void say_offered(struct far *far, const struct layout *layout, uint32_t node, uint64_t n)
+{
+	struct data_header h = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_OFFERED,
+		.job = layout->job,
+		.node = node,
+		.epoch = far_epoch(layout),
+		.n_offers = n,
+	};
+
+	far->ops->notice(far, node, &h, NULL);
+}
+
+static float first_of(struct far *far, struct asked *asked)
+{
+	far_expect(far, asked, 0, NULL);
+	return *(const float *)asked->data;
+}
+
+/* No round goes on before, and nothing that is offered meanwhile counts. */
+TEST(what_all_have_offered_is_put_together_some_parts_in_a_turn)
+{
+	enum { PARTS = 600 };
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = fresh_layout(far, 0);
+	struct asked *first, *last;
+
+	for (uint32_t i = 0; i < PARTS; i++)
+		far_expect(far, offer_late(far, &layout, i, 1, 2), 0, NULL);
+	chores_hold();
+	say_offered(far, &layout, 0, 0);
+	say_offered(far, &layout, 1, PARTS);
+	far->ops->settle(far);
+	ASSERT_EQ(chores_n_held(), 1);
+	first = push_part(far, &layout, 0, 2, 0, 4);
+	last = push_part(far, &layout, PARTS - 1, 2, 0, 4);
+	far_expect(far, offer_late(far, &layout, PARTS - 1, 0, 100), 0, NULL);
+	far_expect_waiting(far, first);
+	far_expect_waiting(far, last);
+	chores_go_on();
+	ASSERT_TRUE(first_of(far, first) == 4 + 2);
+	ASSERT_TRUE(first_of(far, last) == 4 + 2);
+}
+
 static struct asked *push_again(struct far *far, const struct layout *layout, uint64_t round,
 				uint32_t node)
 {
