@@ -710,9 +710,11 @@ void agent_job_end_departed(struct agent_job *job)
 	/* The others would wait for this node, had nobody heard that it has left. */
 	if (job->retention.keeps &&
 	    (job->fleet.n_resyncing || (!job->fleet.n_attached && !job->shape.elastic))) {
+		if (!job->departed.unsaid)
+			log_notice("job %s: left by all its ranks here; waiting for a server to "
+				   "tell it",
+				   job->owner.name);
 		job->departed.unsaid = true;
-		log_notice("job %s: left by all its ranks here; waiting for a server to tell it",
-			   job->owner.name);
 		return;
 	}
 	log_info("job %s: run %016" PRIx64 ": left by all its ranks here", job->owner.name,

@@ -180,6 +180,8 @@ static void remove_tensor(struct agent_tensor *tensor)
 	struct agent_job *job = tensor->job;
 
 	map_remove(&job->tensors.by_name, &tensor->entry);
+	/* What the home says of it is of no interest. */
+	tensor->resync.serial = 0;
 	agent_resync_leave(tensor);
 	list_remove(&tensor->resync.link);
 	list_remove(&tensor->age_link);
@@ -285,7 +287,6 @@ bool agent_forget_refused(struct agent_tensor *tensor, const struct failure *fai
 	if (!list_empty(&tensor->rounds) || list_linked(&tensor->later_link))
 		return false;
 	agent_job_hold(job);
-	agent_setup_declares_no_more(tensor);
 	remove_tensor(tensor);
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		declaration = take_declaration(tensor, i, &member);

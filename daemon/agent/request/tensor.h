@@ -11,9 +11,10 @@
 struct agent_job;
 struct agent_member;
 
-/* What servers that attach are told of it: resync.c. */
+/* What servers are told of it: setup.c, and once they have attached resync.c. */
 struct agent_tensor_resync {
 	struct list link;   /* the job's tensors.all */
+	uint64_t serial;    /* no other has had it; 0: the tensor is gone */
 	uint64_t said_home; /* fleet.n_homes when a home was last asked about it */
 };
 
@@ -67,7 +68,7 @@ struct agent_tensor {
 /* The job's; where there are many, forget.c forgets some. */
 struct agent_tensors {
 	struct map by_name;
-	uint64_t n, n_keys;
+	uint64_t n, n_keys, n_made;
 	struct list all;    /* the newest last */
 	struct list by_age; /* by age_link: the first is looked at next */
 	size_t n_asked;

@@ -126,8 +126,6 @@ void agent_setup_fail_again(struct agent_job *job, size_t server,
 /* What a tensor is, to a home that is fresh. */
 void agent_setup_declare_known(struct agent_job *job, const struct ledger_known *known);
 void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conflict);
-/* The tensor is gone: what the home says of it is of no interest. */
-void agent_setup_declares_no_more(const struct agent_tensor *tensor);
 void agent_setup_free(struct agent_job *job);
 
 /* names.c: FORGET, and what goes with it. */

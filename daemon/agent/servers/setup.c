@@ -137,7 +137,8 @@ static void on_declared(struct call *call)
 	int r;
 
 	/* It is declared again when the home is back; a home that did not know it is told no more than once. */
-	if (!setup->tensor || setup->n_moved != job->placement.n_moved ||
+	if (!setup->tensor || setup->tensor->resync.serial != setup->serial ||
+	    setup->n_moved != job->placement.n_moved ||
 	    (job->retention.keeps && agent_keep_is_loss(call))) {
 		agent_setup_done(setup);
 		return;
@@ -182,20 +183,13 @@ void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conf
 	    (!home->attached || (home->resync.is_under_way && home->resync.holds_names)))
 		return;
 	r = agent_setup_call(job, job->fleet.home, DATA_DECLARE, &m.base, on_declared, &setup);
-	if (r)
+	if (r) {
 		agent_setup_fail_errno(job, r);
-	else
-		setup->tensor = tensor;
+		return;
+	}
+	setup->tensor = tensor;
+	setup->serial = tensor->resync.serial;
 	tensor->resync.said_home = job->fleet.n_homes;
-}
-
-void agent_setup_declares_no_more(const struct agent_tensor *tensor)
-{
-	struct agent_setup *setup;
-
-	list_for_each (setup, &tensor->job->fleet.setups, link)
-		if (setup->tensor == tensor)
-			setup->tensor = NULL;
 }
 
 void agent_setup_declare_known(struct agent_job *job, const struct ledger_known *known)

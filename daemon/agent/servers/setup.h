@@ -13,6 +13,7 @@ struct agent_setup {
 	struct call call;
 	struct agent_job *job;
 	struct agent_tensor *tensor; /* DECLARE; NULL: what a fresh home has to know */
+	uint64_t serial;	     /* the tensor's: with another it is gone */
 	size_t server;		     /* ATTACH */
 	uint64_t n_moved;	     /* job's, when it was sent: else it counts no more */
 	bool asks_back;		     /* ATTACH: of a server that is out */

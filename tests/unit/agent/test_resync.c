@@ -281,6 +281,22 @@ TEST(a_tensor_that_is_new_waits_until_a_fresh_home_knows_the_others)
 	chores_go_on();
 }
 
+/* Its memory may be another's. */
+TEST(what_the_home_says_of_a_tensor_that_is_gone_is_of_no_interest)
+{
+	_cleanup_(world_freep) struct world *world = world_of_two();
+	struct agent_job *job = job_away(world);
+	struct agent_tensor *tensor;
+
+	ASSERT_TRUE(job);
+	(void)world_declare(world, "new", DTYPE_FLOAT32, LEN);
+	tensor = agent_tensor_find(job, "new");
+	ASSERT_EQ(n_declares(job, tensor), 1);
+	tensor->resync.serial = 0;
+	WORLD_UNTIL(world, !n_declares(job, tensor));
+	ASSERT_EQ(tensor->key, 0);
+}
+
 TEST(a_tensor_that_goes_meanwhile_is_passed_over)
 {
 	_cleanup_(world_freep) struct world *world = world_of_two();
