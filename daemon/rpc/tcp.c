@@ -38,11 +38,12 @@
 /* With TLS gRPC accepts, soon, what we have connected: without a descriptor for it, it listens no more. */
 #define DESCRIPTORS_LEFT 64
 
-/* Streams of all connections; and of each one, frames that are neither streams nor what they carry. */
+/* Streams of all connections; and of each one, frames that are neither streams nor carry much of one. */
 #define STREAMS_S	2000
 #define STREAMS_AT_ONCE 512
 #define FRAMES_S	500
 #define FRAMES_AT_ONCE	2000
+#define DATA_MUCH	1024u
 #define REFILL_NS	(5 * NSEC_PER_MSEC)
 
 /* Pieces of what is still to be said when the daemon stops: each of a flow's size. */
@@ -123,9 +124,9 @@ static bool token_bucket_take(struct token_bucket *bucket, unsigned per_s, unsig
 	return true;
 }
 
-static bool may_go_on(struct connection *connection, unsigned kind)
+static bool may_go_on(struct connection *connection, unsigned kind, uint32_t len)
 {
-	if (kind == FRAME_DATA)
+	if (kind == FRAME_DATA && len >= DATA_MUCH)
 		return true;
 	if (kind == FRAME_HEADERS)
 		return token_bucket_take(&connection->owner->streams, STREAMS_S, STREAMS_AT_ONCE);
@@ -137,6 +138,7 @@ static size_t scan(struct connection *connection, const unsigned char *data, siz
 {
 	unsigned char *head = connection->head;
 	size_t at = 0;
+	uint32_t frame;
 
 	while (at < len) {
 		if (connection->skip) {
@@ -147,11 +149,11 @@ static size_t scan(struct connection *connection, const unsigned char *data, siz
 			continue;
 		}
 		head[connection->head_len] = data[at];
+		frame = (uint32_t)head[0] << 16 | (uint32_t)head[1] << 8 | head[2];
 		if (connection->head_len + 1 < FRAME_HEAD) {
 			connection->head_len++;
-		} else if (may_go_on(connection, head[3])) {
-			connection->skip =
-				(uint32_t)head[0] << 16 | (uint32_t)head[1] << 8 | head[2];
+		} else if (may_go_on(connection, head[3], frame)) {
+			connection->skip = frame;
 			connection->head_len = 0;
 		} else {
 			connection->waits = true;

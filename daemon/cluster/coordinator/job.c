@@ -8,7 +8,8 @@
 #include <stdio.h>
 
 #define JOBS_MAX	 65536u
-#define OPENINGS_MAX	 4096u /* OpenJob calls that wait */
+#define HOLDS_MAX	 1048576u /* of all jobs: members that have them open */
+#define OPENINGS_MAX	 4096u	  /* OpenJob calls that wait */
 #define OPEN_TIMEOUT_MAX (24ull * 3600 * 1000)
 
 struct job {
@@ -114,10 +115,13 @@ static struct hold *hold_find(const struct job *job, const struct member *member
 	return NULL;
 }
 
-static int hold_add(struct job *job, struct member *member, struct hold **ret_hold)
+static int hold_add(struct coordinator *c, struct job *job, struct member *member,
+		    struct hold **ret_hold)
 {
 	struct hold *hold = hold_find(job, member);
 
+	if (!hold && !has_share(member->n_holds, c->n_holds, HOLDS_MAX))
+		return error_origin(-ENOBUFS);
 	if (!hold) {
 		hold = calloc(1, sizeof(*hold));
 		if (!hold)
@@ -127,6 +131,7 @@ static int hold_add(struct job *job, struct member *member, struct hold **ret_ho
 		list_push_back(&job->holds, &hold->link);
 		list_push_back(&member->holds, &hold->in_member);
 		member->n_holds++;
+		c->n_holds++;
 	}
 	*ret_hold = hold;
 	return 0;
@@ -139,6 +144,7 @@ static void hold_remove(struct coordinator *c, struct hold *hold)
 	list_remove(&hold->link);
 	list_remove(&hold->in_member);
 	hold->member->n_holds--;
+	c->n_holds--;
 	free(hold);
 	job_settle(c, job);
 }
@@ -257,7 +263,7 @@ static void answer(struct coordinator *c, struct rpc_call *call, struct member *
 	struct hold *hold = NULL;
 
 	if (!r) {
-		r = hold_add(job, member, &hold);
+		r = hold_add(c, job, member, &hold);
 		if (r)
 			job_settle(c, job);
 	}
@@ -267,7 +273,12 @@ static void answer(struct coordinator *c, struct rpc_call *call, struct member *
 			hold_remove(c, hold);
 	}
 	FAILPOINT("coordinator-job-opened");
-	coordinator_reply_bytes(call, r, &bytes);
+	if (r == -ENOBUFS)
+		rpc_call_fail(
+			call, r,
+			"too many jobs are open: a member may have as many as it leaves to others");
+	else
+		coordinator_reply_bytes(call, r, &bytes);
 }
 
 /* A job is open from now on: whoever waits for it has wanted more servers than it has. */
@@ -468,7 +479,7 @@ void coordinator_jobs_take(struct coordinator *c, const struct wire_register *me
 		    : is_new ? job_new(c, member, held->name, held->owner, view, &job)
 			     : 0;
 		if (!r) {
-			r = hold_add(job, member, &hold);
+			r = hold_add(c, job, member, &hold);
 			if (r)
 				job_settle(c, job);
 		}

@@ -38,7 +38,7 @@ struct coordinator {
 	struct view *view;	    /* NULL before the first */
 	struct list members, jobs, openings;
 	struct map jobs_by_name, openings_by_name; /* and owner */
-	size_t n_members, n_jobs, n_openings;
+	size_t n_members, n_jobs, n_holds, n_openings;
 	struct loop_timer change;  /* armed: the members differ from the view */
 	uint64_t recover_until_ns; /* no view before that */
 	uint32_t

@@ -279,6 +279,38 @@ GRPC_TEST(however_large_others_views_are_a_member_is_welcome)
 	world_stop(&w);
 }
 
+/* A member may have as many jobs open as it leaves to others, however few jobs there are. */
+GRPC_TEST(a_member_has_a_share_of_what_may_be_open)
+{
+	static const size_t others = (1 << 20) - 2;
+	struct raw member, other, opened[3];
+	struct world w;
+	struct node a;
+	uint64_t id, others_id;
+
+	world_start(&w);
+	node_start(&w, &a, "a", ROLE_SERVER);
+	id = join(&w, &member, 5, "asks", 2);
+	others_id = join(&w, &other, 6, "asks-too", 3);
+	open_job(&opened[0], &member, id, "job", 1);
+	UNTIL(&w, opened[0].is_done);
+	ASSERT_EQ(opened[0].status, 0);
+	/* As if so many were others'. */
+	w.coordinator->n_holds += others;
+	open_job(&opened[1], &member, id, "more", 1);
+	UNTIL(&w, opened[1].is_done);
+	ASSERT_EQ(opened[1].status, -ENOBUFS);
+	ASSERT_CONTAINS(opened[1].text, "too many jobs are open");
+	open_job(&opened[2], &other, others_id, "job", 1);
+	UNTIL(&w, opened[2].is_done);
+	ASSERT_EQ(opened[2].status, 0);
+	w.coordinator->n_holds -= others;
+	raw_stop(&other);
+	raw_stop(&member);
+	node_stop(&a);
+	world_stop(&w);
+}
+
 /* As much as it leaves to others. */
 GRPC_TEST(a_member_has_a_share_of_what_may_wait)
 {

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "certificates.h"
 #include "grpc_test.h"
+#include "rpc/engine.h"
 #include "rpc/rpc.h"
 #include "test.h"
 
@@ -250,6 +251,30 @@ GRPC_TEST(too_long_message_is_refused)
 	rpc_channel_free(channel);
 	stop(&f);
 	free(big);
+}
+
+GRPC_TEST(too_many_calls_at_once_are_refused)
+{
+	enum { MOST = 4096 };
+	struct rpc_channel *channel;
+	struct rpc_server *server;
+	struct fixture f;
+	struct question q;
+
+	start(&f, NULL);
+	server = list_first(&f.rpc->servers, struct rpc_server, link);
+	channel = channel_to(&f, f.address, NULL);
+	/* As if so many were open. */
+	server->n_open += MOST;
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", "x", 1);
+	ASSERT_EQ(q.status, -ENOBUFS);
+	ASSERT_CONTAINS(q.text, "too many calls at once");
+	server->n_open--;
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", "x", 1);
+	ASSERT_EQ(q.status, 0);
+	server->n_open -= MOST - 1;
+	rpc_channel_free(channel);
+	stop(&f);
 }
 
 GRPC_TEST(long_requests_are_for_the_cluster)
@@ -896,6 +921,41 @@ GRPC_TEST(one_address_has_few_connections)
 	ASSERT_TRUE(!strncmp(f.peer, "ipv4:127.0.0.1:", 15));
 	rpc_channel_free(channel);
 	close_all(fds, FEW);
+	stop(&f);
+}
+
+/* They cost gRPC as much as others do: 2000 of a connection go on at once, and 500 a second. */
+GRPC_TEST(frames_with_little_data_are_few)
+{
+	enum { HEAD = 9, BATCH = 100, TURNS = 2000, AT_ONCE = 2000, A_SECOND = 500 };
+	static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+	/* Empty settings; and data of a stream that is over. */
+	static const char settings[HEAD] = { [3] = 4 }, data[HEAD] = { [8] = 1 };
+	char batch[BATCH][HEAD];
+	uint64_t n = 0, began_ns, most;
+	struct fixture f;
+	int fd, least = 0;
+
+	for (size_t i = 0; i < BATCH; i++)
+		memcpy(batch[i], data, HEAD);
+	start(&f, NULL);
+	fd = connect_from(&f, "127.0.0.2");
+	ASSERT_OK(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &least, sizeof(least)));
+	began_ns = clock_now_ns();
+	ASSERT_EQ(send(fd, preface, sizeof(preface) - 1, MSG_NOSIGNAL), sizeof(preface) - 1);
+	ASSERT_EQ(send(fd, settings, HEAD, MSG_NOSIGNAL), HEAD);
+	for (unsigned i = 0; i < TURNS; i++) {
+		ssize_t sent;
+
+		while ((sent = send(fd, batch, sizeof(batch), MSG_DONTWAIT | MSG_NOSIGNAL)) > 0)
+			n += (uint64_t)sent;
+		ASSERT_EQ(errno, EAGAIN);
+		ASSERT_INT(loop_turn(f.loop, 0), >=, 0);
+	}
+	most = AT_ONCE + A_SECOND * (1 + (clock_now_ns() - began_ns) / NSEC_PER_SEC);
+	/* Besides, what waits in the kernel. */
+	ASSERT_INT(n, <, most * HEAD + (1 << 20));
+	(void)close(fd);
 	stop(&f);
 }
 
