@@ -17,6 +17,9 @@
 #define KEY_FILE_MAX 4096
 #define MESSAGES_MIN (UINT64_C(64) << 20)
 #define ADDRESSES    (UINT64_C(1) << 46) /* for memory of trainers: half of what x86-64 has */
+/* What a worker of GPUs may take of the machine's memory; there may be so many at least. */
+#define WORKER_BYTES  (UINT64_C(512) << 20)
+#define WORKERS_LEAST UINT64_C(32)
 #define LOCAL_PART_BYTES \
 	(128u << 10) /* of jobs that need no server, unless part_size says otherwise */
 #define DEVICE_PART_BYTES (4u << 20) /* the largest of them, of rounds on devices */
@@ -542,6 +545,11 @@ static uint64_t descriptors_for_trainers(void)
 	return getrlimit(RLIMIT_NOFILE, &limit) ? UINT64_MAX : limit.rlim_cur / 4 * 3;
 }
 
+static uint64_t gpu_workers(void)
+{
+	return MAX(allowed_memory() / WORKER_BYTES, WORKERS_LEAST);
+}
+
 static void open_accounts(struct daemon *daemon)
 {
 	const struct config *config = daemon->config;
@@ -557,6 +565,7 @@ static void open_accounts(struct daemon *daemon)
 				      [ACCOUNT_DESCRIPTORS] = descriptors_for_trainers(),
 				      [ACCOUNT_JOBS] = config->max_jobs,
 				      [ACCOUNT_SERVED_JOBS] = config->max_jobs,
+				      [ACCOUNT_GPU_WORKERS] = gpu_workers(),
 			      },
 		      });
 }

@@ -462,31 +462,76 @@ static int take_buffer(const struct incoming *in, const Bps__Control__Share *m,
 	return r ? r : buffer_of_device(&params, ret_buffer, failure);
 }
 
+/* What the daemon holds for a buffer, but for memory that the session's quota is charged with. */
+struct buffer_costs {
+	uint64_t addresses, held; /* bytes */
+	unsigned n_descriptors;
+};
+
+/*
+ * Charges the session's user. The descriptors are released when the buffer is; the rest, as *ret_charges says, when it has been unmapped.
+ * Returns 0; or -EDQUOT with words.
+ */
+static int charge_buffer(const struct session *session, const struct buffer_costs *costs,
+			 struct unmap_charge ret_charges[UNMAP_CHARGES], struct failure *failure)
+{
+	struct account *account = session->account;
+	const struct {
+		enum account_kind kind;
+		uint64_t amount;
+	} all[] = {
+		{ ACCOUNT_MAPPED, costs->addresses },
+		{ ACCOUNT_MAPPINGS, 1 },
+		{ ACCOUNT_MEMORY, costs->held },
+		{ ACCOUNT_DESCRIPTORS, costs->n_descriptors },
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(all); i++) {
+		int r = account_charge(account, all[i].kind, all[i].amount, failure);
+
+		if (!r)
+			continue;
+		while (i--)
+			account_release(account, all[i].kind, all[i].amount);
+		return r;
+	}
+	for (size_t i = 0; i < UNMAP_CHARGES; i++)
+		ret_charges[i] =
+			(struct unmap_charge){ account_quota(account, all[i].kind), all[i].amount };
+	return 0;
+}
+
 /* What stays of it here is charged first. */
 static int take_charged(const struct incoming *in, const Bps__Control__Share *m,
 			struct buffer **ret_buffer, struct failure *failure)
 {
-	uint64_t held = BUFFER_BYTES + (m->kind == MEMORY_MEMFD ? m->len / PAGE_TABLE_SHARE : 0);
-	unsigned n_descriptors = m->kind == MEMORY_CUDA_FD;
+	bool is_memfd = m->kind == MEMORY_MEMFD;
+	struct buffer_costs costs = {
+		.addresses = is_memfd ? 0 : m->len,
+		.held = BUFFER_BYTES + (is_memfd ? m->len / PAGE_TABLE_SHARE : 0),
+		.n_descriptors = m->kind == MEMORY_CUDA_FD,
+	};
 	_cleanup_(buffer_unrefp) struct buffer *buffer = NULL;
-	struct unmap_charge charges[2];
-	int r = session_charge_buffer(in->session, held, n_descriptors, charges, failure);
+	struct unmap_charge charges[UNMAP_CHARGES];
+	int r = is_memfd ? 0 : buffer_check_device(m->len, failure);
 
+	if (!r)
+		r = charge_buffer(in->session, &costs, charges, failure);
 	if (r)
 		return r;
 	r = take_buffer(in, m, &buffer, failure);
 	if (r) {
-		for (unsigned i = 0; i < 2; i++)
+		for (unsigned i = 0; i < UNMAP_CHARGES; i++)
 			quota_release(charges[i].quota, charges[i].amount);
 	} else {
-		memcpy(&buffer->charges[1], charges, sizeof(charges));
-		r = m->kind == MEMORY_MEMFD ? watch_memfd(in, buffer, failure) : 0;
+		memcpy(buffer->charges, charges, sizeof(charges));
+		r = is_memfd ? watch_memfd(in, buffer, failure) : 0;
 	}
 	if (r) {
-		account_release(in->session->account, ACCOUNT_DESCRIPTORS, n_descriptors);
+		account_release(in->session->account, ACCOUNT_DESCRIPTORS, costs.n_descriptors);
 		return r;
 	}
-	buffer->n_descriptors = n_descriptors;
+	buffer->n_descriptors = costs.n_descriptors;
 	*ret_buffer = TAKE_PTR(buffer);
 	return 0;
 }

@@ -593,30 +593,6 @@ void session_request_ended(struct session *session)
 	session_reap_if_over(session);
 }
 
-int session_charge_buffer(struct session *session, uint64_t held, unsigned n_descriptors,
-			  struct unmap_charge ret_charges[2], struct failure *failure)
-{
-	struct account *account = session->account;
-	int r = account_charge(account, ACCOUNT_MAPPINGS, 1, failure);
-
-	if (r)
-		return r;
-	r = account_charge(account, ACCOUNT_DESCRIPTORS, n_descriptors, failure);
-	if (r) {
-		account_release(account, ACCOUNT_MAPPINGS, 1);
-		return r;
-	}
-	r = account_charge(account, ACCOUNT_MEMORY, held, failure);
-	if (r) {
-		account_release(account, ACCOUNT_DESCRIPTORS, n_descriptors);
-		account_release(account, ACCOUNT_MAPPINGS, 1);
-		return r;
-	}
-	ret_charges[0] = (struct unmap_charge){ account_quota(account, ACCOUNT_MAPPINGS), 1 };
-	ret_charges[1] = (struct unmap_charge){ account_quota(account, ACCOUNT_MEMORY), held };
-	return 0;
-}
-
 static void on_hole(struct control *control, void *page)
 {
 	struct buffer *buffer = places_find(&control->buffers, page);

@@ -225,12 +225,6 @@ bool session_receive_one(struct session *session);
 void session_fetch(struct session *session, enum porter_want want, Bps__Control__Request *request);
 /* A buffer is given up; nothing of the session's is called after it has been freed. */
 void session_drop_buffer(struct session *session, struct buffer *buffer, uint64_t unshare_id);
-/*
- * What the daemon holds for a buffer, but for the memory itself. Its descriptors are released when it is; the rest, as *ret_charges
- * says, when it has been unmapped. Returns 0; or -EDQUOT with words.
- */
-int session_charge_buffer(struct session *session, uint64_t held, unsigned n_descriptors,
-			  struct unmap_charge ret_charges[2], struct failure *failure);
 /* Pages of buffers were touched that their trainers have given back: these are cut off. */
 void session_on_holes(struct loop_source *source, uint32_t events);
 /* All that there are, for who maps memory: what was there before is another's. */

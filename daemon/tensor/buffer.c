@@ -15,7 +15,7 @@
 
 /* To give back so much takes the kernel some 0.2 s. */
 #define CALM_LEN_MAX ((off_t)256 << 20)
-/* More than any device has; a trainer cannot use up all addresses with it. */
+/* More than any device has. */
 #define DEVICE_LEN_MAX (UINT64_C(1) << 40)
 
 static int check_memory(int fd, uint64_t len, bool *ret_stalls, struct failure *failure)
@@ -176,6 +176,13 @@ void buffer_give_back(const struct buffer *buffer, void *data)
 			     (struct unmap_charge[UNMAP_CHARGES]){ 0 });
 }
 
+int buffer_check_device(uint64_t len, struct failure *failure)
+{
+	if (len && len <= DEVICE_LEN_MAX)
+		return 0;
+	return failure_set(failure, -EINVAL, "%" PRIu64 " bytes of a device cannot be shared", len);
+}
+
 int buffer_of_device(const struct gpu_memory_params *params, struct buffer **ret_buffer,
 		     struct failure *failure)
 {
@@ -185,9 +192,6 @@ int buffer_of_device(const struct gpu_memory_params *params, struct buffer **ret
 
 	if (!buffer)
 		return failure_set(failure, -ENOMEM, "out of memory");
-	if (!params->len || params->len > DEVICE_LEN_MAX)
-		return failure_set(failure, -EINVAL,
-				   "%" PRIu64 " bytes of a device cannot be shared", params->len);
 	data = mmap(NULL, (size_t)params->len, PROT_NONE,
 		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (data == MAP_FAILED)
@@ -201,6 +205,7 @@ int buffer_of_device(const struct gpu_memory_params *params, struct buffer **ret
 	}
 	buffer->refs = 1;
 	buffer->burial_fd = -1;
+	buffer->is_bare = true;
 	buffer->data = data;
 	buffer->len = params->len;
 	*ret_buffer = TAKE_PTR(buffer);
@@ -224,7 +229,10 @@ static void on_left(struct mail *mail)
 			quota_leave(buffer->quota, buffer->len),
 			buffer->len,
 		};
-	unmap_shared(owner_of(buffer), buffer->data, (size_t)buffer->len, buffer->charges);
+	if (buffer->is_bare)
+		unmap_now(buffer->data, (size_t)buffer->len, buffer->charges);
+	else
+		unmap_shared(owner_of(buffer), buffer->data, (size_t)buffer->len, buffer->charges);
 	if (buffer->released)
 		buffer->released(buffer);
 	free(buffer);

@@ -51,9 +51,10 @@ struct buffer {
 	uint64_t len;
 	struct quota
 		*quota; /* charged with len, and its parent until it is unmapped; NULL: nobody */
-	/* Of the owner's choice, but for the first, which is buffer.c's: released when it has been unmapped. */
+	/* Of the owner's choice, but for the first where there is a quota: released when it has been unmapped. */
 	struct unmap_charge charges[UNMAP_CHARGES];
 	struct gpu_memory *device; /* NULL: memory of the host */
+	bool is_bare;		   /* at its addresses is nothing */
 	/*
 	 * Whoever touches it may be kept waiting for long. While pages of a memfd are given back, as many as there are at once, who
 	 * touches one of them waits until all have gone. False: the memfd has few pages, and can get no more.
@@ -102,9 +103,11 @@ int buffer_check_whole(int fd, uint64_t len, struct failure *failure);
 void buffer_bury(struct buffer *buffer, struct loop *loop);
 /* A page of a buffer that is buried was made meanwhile: its trainer's memfd is soon without it again. */
 void buffer_give_back(const struct buffer *buffer, void *data);
+/* Whether a device may have so much memory: 0, or -EINVAL with words. */
+int buffer_check_device(uint64_t len, struct failure *failure);
 /*
- * The same for memory of a device, which a GPU worker imports when it is used. Refused with -EINVAL (length), -ENOMEM or
- * -errno (the descriptor cannot be kept), with words.
+ * The same as buffer_map() for memory of a device, which a GPU worker imports when it is used; its length has been checked. Nobody is
+ * charged. Refused with -ENOMEM or -errno (the descriptor cannot be kept), with words.
  */
 int buffer_of_device(const struct gpu_memory_params *params, struct buffer **ret_buffer,
 		     struct failure *failure);

@@ -60,16 +60,11 @@ static const struct gpu_worker_ops ops = {
 	.gone = on_gone,
 };
 
-/* The job's first use of a device. */
-static int device_open(struct agent_job *job, struct failure *failure)
+static int device_new(struct agent_job *job, struct failure *failure)
 {
 	struct agent_device *device;
 	int r;
 
-	if (job->device)
-		return 0;
-	if (!job->agent->params.gpu)
-		return failure_set(failure, -EOPNOTSUPP, "this daemon has no GPUs");
 	device = calloc(1, sizeof(*device));
 	if (!device)
 		return failure_set(failure, -ENOMEM, "out of memory");
@@ -92,16 +87,48 @@ static int device_open(struct agent_job *job, struct failure *failure)
 	return 0;
 }
 
+/* The job's first use of a device. */
+static int device_open(struct agent_job *job, struct failure *failure)
+{
+	struct account *account = job->memory.account;
+	int r;
+
+	if (job->device)
+		return 0;
+	if (!job->agent->params.gpu)
+		return failure_set(failure, -EOPNOTSUPP, "this daemon has no GPUs");
+	r = account_charge(account, ACCOUNT_GPU_WORKERS, 1, failure);
+	if (r)
+		return r;
+	r = device_new(job, failure);
+	if (r)
+		account_release(account, ACCOUNT_GPU_WORKERS, 1);
+	else
+		job->device->is_charged = true;
+	return r;
+}
+
+/* From when it is to end: the next run of the job needs another. */
+static void uncharge(struct agent_job *job)
+{
+	if (job->device->is_charged)
+		account_release(job->memory.account, ACCOUNT_GPU_WORKERS, 1);
+	job->device->is_charged = false;
+}
+
 void agent_device_close(struct agent_job *job)
 {
-	if (job->device && job->device->worker)
-		gpu_worker_close(job->device->worker);
+	if (!job->device || !job->device->worker)
+		return;
+	uncharge(job);
+	gpu_worker_close(job->device->worker);
 }
 
 void agent_device_free(struct agent_job *job)
 {
 	if (!job->device)
 		return;
+	uncharge(job);
 	free(job->device->sessions);
 	free(job->device->devices);
 	free(job->device);

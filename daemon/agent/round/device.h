@@ -13,6 +13,7 @@
 struct agent_device {
 	struct agent_job *job;
 	struct gpu_worker *worker;
+	bool is_charged;	       /* for the worker, until that is closed */
 	struct gpu_session **sessions; /* by local number; NULL: not handed over yet */
 	struct list waiting;	       /* rounds that wait for memory, streams or the plan */
 	/* Which devices reduce among themselves: asked when all ranks here have first given memory of different ones. */

@@ -30,6 +30,8 @@ static const struct {
 				  "have fewer sessions" },
 	[ACCOUNT_JOBS] = { "jobs", "max_jobs", "end some" },
 	[ACCOUNT_SERVED_JOBS] = { "jobs at this server", "max_jobs", "end some" },
+	[ACCOUNT_GPU_WORKERS] = { "workers of GPUs", "one for each 512 MiB of memory",
+				  "end some jobs" },
 };
 
 void accounts_init(struct accounts *accounts, const struct accounts_params *params)

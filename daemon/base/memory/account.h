@@ -18,6 +18,7 @@ enum account_kind {
 	ACCOUNT_DESCRIPTORS, /* of files */
 	ACCOUNT_JOBS,	     /* whose ranks are on this node */
 	ACCOUNT_SERVED_JOBS, /* that this node sums for */
+	ACCOUNT_GPU_WORKERS, /* processes, each of a job with memory of a device */
 	ACCOUNT_KINDS
 };
 

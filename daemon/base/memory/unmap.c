@@ -105,9 +105,16 @@ static bool pass_on(const void *owner, struct mapping *mapping)
 	return unmapper;
 }
 
+void unmap_now(void *data, size_t len, const struct unmap_charge charges[UNMAP_CHARGES])
+{
+	(void)munmap(data, len);
+	for (unsigned i = 0; i < UNMAP_CHARGES; i++)
+		quota_release(charges[i].quota, charges[i].amount);
+}
+
 static void unmap_elsewhere(const void *owner, const struct mapping *what)
 {
-	struct mapping here = *what, *mapping = malloc(sizeof(*mapping));
+	struct mapping *mapping = malloc(sizeof(*mapping));
 
 	if (mapping) {
 		*mapping = *what;
@@ -115,8 +122,7 @@ static void unmap_elsewhere(const void *owner, const struct mapping *what)
 			return;
 		free(mapping);
 	}
-	(void)munmap(here.data, here.len);
-	release(&here);
+	unmap_now(what->data, what->len, what->charges);
 }
 
 void unmap(void *data, size_t len)

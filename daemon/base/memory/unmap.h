@@ -26,5 +26,7 @@ void unmap_shared(const void *owner, void *data, size_t len,
  */
 void unmap_remove(const void *owner, void *data, size_t len,
 		  const struct unmap_charge charges[UNMAP_CHARGES]);
+/* At once, in one go: for addresses at which there is nothing, however many. */
+void unmap_now(void *data, size_t len, const struct unmap_charge charges[UNMAP_CHARGES]);
 /* The quotas go: what is still to be unmapped is charged to nobody. Whoever is kept waiting, is not waited for. */
 void unmap_release_all(void);

@@ -49,6 +49,7 @@ struct door *door_new(const struct door_options *given)
 		.agent = door->agent,
 		.socket_path = door->path,
 		.listen_fd = -1,
+		.accounts = options.accounts,
 		.node = "node0",
 		.id = 77,
 		.has_cuda = door->gpu,

@@ -11,6 +11,8 @@
 #include "proto/shm.h"
 #include "test.h"
 
+struct accounts;
+
 struct door {
 	struct loop *loop;
 	struct pool *pool;
@@ -29,6 +31,7 @@ struct door_options {
 	unsigned n_threads;
 	uint64_t features;			   /* of its trainers */
 	struct gpu *(*gpu_new)(struct loop *loop); /* NULL: there is none */
+	struct accounts *accounts;		   /* who is charged; NULL: nobody */
 };
 
 struct door *door_new(const struct door_options *options);
