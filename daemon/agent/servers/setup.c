@@ -178,9 +178,13 @@ void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conf
 	m.has_key = m.has_start = m.has_in_doubt = m.in_doubt = known != NULL;
 	m.key = known ? known->key : 0;
 	m.start = known ? known->start : 0;
-	/* It is said in its turn, once the home knows which keys there are: no key is given twice. */
-	if (job->retention.keeps &&
-	    (!home->attached || (home->resync.is_under_way && home->resync.holds_names)))
+	if (job->retention.keeps && !home->attached)
+		return;
+	/*
+	 * It is said in its turn, once the home knows which keys there are: no key is given twice. A tensor on which ranks disagree has
+	 * no key, and no turn.
+	 */
+	if (home->resync.is_under_way && home->resync.holds_names && !conflict)
 		return;
 	r = agent_setup_call(job, job->fleet.home, DATA_DECLARE, &m.base, on_declared, &setup);
 	if (r) {

@@ -104,7 +104,7 @@ TEST(parts_wait_until_all_that_is_kept_is_offered)
 	ASSERT_TRUE(list_empty(&server->parked));
 }
 
-/* As many as a step costs so much, in each of its kinds. */
+/* No more than its cost allows. */
 TEST(no_step_says_much)
 {
 	struct declared *tensors[TENSORS];
@@ -254,6 +254,37 @@ TEST(a_tensor_that_is_new_meanwhile_is_declared_once)
 	ASSERT_EQ(declared[0].key, declared[1].key);
 }
 
+/* The home is attached again, as if it were fresh, and is still to hear which tensors there are. */
+static struct agent_server *attach_fresh(struct world *world, struct agent_job *job)
+{
+	struct agent_server *server = attach_again(world, job, job->fleet.home_number);
+
+	server->resync.stage = 0;
+	server->resync.next = 0;
+	server->resync.holds_names = true;
+	return server;
+}
+
+/* Its ranks would wait for others, which have no part in that. */
+TEST(a_fresh_home_hears_at_once_of_a_tensor_on_which_ranks_disagree)
+{
+	_cleanup_(world_freep) struct world *world = world_of_two();
+	struct agent_job *job = job_away(world);
+	const struct agent_server *server;
+	struct agent_tensor *tensor;
+	struct failure conflict;
+
+	ASSERT_TRUE(job);
+	server = attach_fresh(world, job);
+	(void)world_declare(world, "new", DTYPE_FLOAT32, LEN);
+	tensor = agent_tensor_find(job, "new");
+	ASSERT_EQ(n_declares(job, tensor), 0);
+	(void)failure_set(&conflict, -EINVAL, "ranks disagree");
+	agent_setup_declare(tensor, &conflict);
+	ASSERT_EQ(n_declares(job, tensor), 1);
+	until_told(world, server);
+}
+
 /* Or the home would give it a key that another tensor has. */
 TEST(a_tensor_that_is_new_waits_until_a_fresh_home_knows_the_others)
 {
@@ -263,11 +294,7 @@ TEST(a_tensor_that_is_new_waits_until_a_fresh_home_knows_the_others)
 	const struct agent_tensor *tensor;
 
 	ASSERT_TRUE(job);
-	server = attach_again(world, job, job->fleet.home_number);
-	/* As if it were fresh. */
-	server->resync.stage = 0;
-	server->resync.next = 0;
-	server->resync.holds_names = true;
+	server = attach_fresh(world, job);
 	(void)world_declare(world, "new", DTYPE_FLOAT32, LEN);
 	tensor = agent_tensor_find(job, "new");
 	while (server->resync.holds_names) {
