@@ -521,8 +521,7 @@ static int take_charged(const struct incoming *in, const Bps__Control__Share *m,
 		return r;
 	r = take_buffer(in, m, &buffer, failure);
 	if (r) {
-		for (unsigned i = 0; i < UNMAP_CHARGES; i++)
-			quota_release(charges[i].quota, charges[i].amount);
+		unmap_release(charges);
 	} else {
 		memcpy(buffer->charges, charges, sizeof(charges));
 		r = is_memfd ? watch_memfd(in, buffer, failure) : 0;

@@ -47,6 +47,11 @@ bool agent_server_is_home(const struct agent_server *server)
 	return agent_server_number(server) == server->job->fleet.home_number;
 }
 
+bool agent_server_may_be_fresh(const struct agent_server *server)
+{
+	return server->job->resumption.resumed || server->attachment > 1;
+}
+
 bool agent_placement_has(const struct agent_job *job, size_t server)
 {
 	if (!job->placement.moves)

@@ -41,6 +41,8 @@ bool agent_placement_has(const struct agent_job *job, size_t server);
 /* Which of its job's it is; and whether that is the home. */
 size_t agent_server_number(const struct agent_server *server);
 bool agent_server_is_home(const struct agent_server *server);
+/* Whether the server's process may be another than that which the job began with. */
+bool agent_server_may_be_fresh(const struct agent_server *server);
 /* Whether the cluster has no such member any more: its lease is over, or it has left. */
 bool agent_move_is_dropped(const struct agent_job *job, size_t server);
 /* Entries of `moves`: the view's servers, and ranks. */

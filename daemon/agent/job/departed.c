@@ -52,11 +52,6 @@ static void tell(const struct agent_job *job, size_t server, uint32_t node)
 			    peer_name(peer), node);
 }
 
-bool agent_departed_may_be_fresh(const struct agent_job *job, size_t server)
-{
-	return job->resumption.resumed || job->fleet.servers[server].attachment > 1;
-}
-
 bool agent_departed_again(const struct agent_job *job, size_t server, uint32_t node)
 {
 	if (!agent_departed_has(job, node))
@@ -79,7 +74,8 @@ void agent_departed_heard(struct agent_job *job, uint64_t node)
 		if (job->layout.node_of_rank[rank] == node)
 			ledger_set_out(job->resumption.ledger, rank, 1);
 	for (size_t i = 0; i < job->fleet.n_servers; i++)
-		if (job->fleet.servers[i].attached && agent_departed_may_be_fresh(job, i))
+		if (job->fleet.servers[i].attached &&
+		    agent_server_may_be_fresh(&job->fleet.servers[i]))
 			tell(job, i, (uint32_t)node);
 	/* It is for the first node to ask servers in. */
 	if (!was_first && agent_elastic_is_first(job))

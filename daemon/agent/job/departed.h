@@ -29,9 +29,7 @@ int agent_departed_init(struct agent_job *job);
 bool agent_departed_has(const struct agent_job *job, uint32_t node);
 /* A server says so; node: as it came from outside. */
 void agent_departed_heard(struct agent_job *job, uint64_t node);
-/* Whether a server's process may be another than that which the job began with. */
-bool agent_departed_may_be_fresh(const struct agent_job *job, size_t server);
-/* Tells such a server that the node has left, if it has. Returns whether it has. */
+/* Tells a server whose process may be fresh that the node has left, if it has. Returns whether it has. */
 bool agent_departed_again(const struct agent_job *job, size_t server, uint32_t node);
 /* A server of a job that nodes have left asks to be told when nothing of the job is under way here. */
 void agent_departed_stopping(struct agent_job *job, const struct peer *peer);

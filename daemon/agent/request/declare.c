@@ -42,8 +42,8 @@ static int tensor_new(struct agent_job *job, const char *name, struct agent_tens
 		return error_trace(r);
 	}
 	job->tensors.n++;
-	tensor->resync.serial = ++job->tensors.n_made;
-	list_push_back(&job->tensors.all, &tensor->resync.link);
+	tensor->setup.serial = ++job->tensors.n_made;
+	list_push_back(&job->tensors.all, &tensor->all_link);
 	list_push_back(&job->tensors.by_age, &tensor->age_link);
 	tensor->n_last = &tensor->reached[n];
 	tensor->declarations = (struct agent_declaration **)&tensor->n_last[n];

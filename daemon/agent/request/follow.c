@@ -43,19 +43,19 @@ static bool follows(const struct agent_job *job, uint32_t index)
 static bool is_news(const struct agent_job *job, struct agent_tensor *tensor,
 		    const struct agent_begun *begun)
 {
-	if (tensor->notified_since != job->following.since) {
-		tensor->notified_since = job->following.since;
-		tensor->notified_rounds = UINT64_MAX;
+	if (tensor->notified.since != job->following.since) {
+		tensor->notified.since = job->following.since;
+		tensor->notified.rounds = UINT64_MAX;
 		for (uint32_t i = 0; i < job->layout.n_local; i++)
 			if (follows(job, i))
-				tensor->notified_rounds =
-					MIN(tensor->notified_rounds, tensor->reached[i]);
+				tensor->notified.rounds =
+					MIN(tensor->notified.rounds, tensor->reached[i]);
 	}
-	if (begun->round <= tensor->notified_rounds)
+	if (begun->round <= tensor->notified.rounds)
 		return false;
 	/* What is behind it and is not told has failed. */
-	tensor->notified_rounds = MAX(tensor->notified_rounds, begun->first - 1);
-	tensor->notified_rounds += begun->round == tensor->notified_rounds + 1;
+	tensor->notified.rounds = MAX(tensor->notified.rounds, begun->first - 1);
+	tensor->notified.rounds += begun->round == tensor->notified.rounds + 1;
 	return true;
 }
 
@@ -111,8 +111,8 @@ static bool has_heard(const struct agent_round *round, const struct agent_member
 {
 	const struct agent_tensor *tensor = round->tensor;
 
-	return member->follows && tensor->notified_since == round->job->following.since &&
-	       round->number <= tensor->notified_rounds;
+	return member->follows && tensor->notified.since == round->job->following.since &&
+	       round->number <= tensor->notified.rounds;
 }
 
 void agent_follow_came(struct agent_round *round, const struct agent_member *member, bool begins)

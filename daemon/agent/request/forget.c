@@ -181,9 +181,9 @@ static void remove_tensor(struct agent_tensor *tensor)
 
 	map_remove(&job->tensors.by_name, &tensor->entry);
 	/* What the home says of it is of no interest. */
-	tensor->resync.serial = 0;
+	tensor->setup.serial = 0;
 	agent_resync_leave(tensor);
-	list_remove(&tensor->resync.link);
+	list_remove(&tensor->all_link);
 	list_remove(&tensor->age_link);
 	list_remove(&tensor->behind);
 	agent_priority_class_gone(tensor);

@@ -11,11 +11,10 @@
 struct agent_job;
 struct agent_member;
 
-/* What servers are told of it: setup.c, and once they have attached resync.c. */
-struct agent_tensor_resync {
-	struct list link;   /* the job's tensors.all */
-	uint64_t serial;    /* no other has had it; 0: the tensor is gone */
-	uint64_t said_home; /* fleet.n_homes when a home was last asked about it */
+/* Its set-up at a home: setup.c, names.c. */
+struct agent_tensor_setup {
+	uint64_t serial;    /* no other tensor has had it; 0: the tensor is gone */
+	uint64_t said_home; /* fleet.n_homes when a home was last asked about the tensor */
 };
 
 struct agent_tensor {
@@ -51,7 +50,8 @@ struct agent_tensor {
 	struct list behind;	/* the job's resumption.behind */
 	struct list later_link; /* the job's later.tensors */
 	struct list age_link;	/* the job's tensors.by_age, or spare */
-	struct agent_tensor_resync resync;
+	struct list all_link;	/* the job's tensors.all */
+	struct agent_tensor_setup setup;
 	uint64_t seen_rounds; /* n_rounds when it was looked at last */
 	bool seen;
 	bool awaited;	     /* asked: another node has been asked, too, and waits for our word */
@@ -60,7 +60,9 @@ struct agent_tensor {
 	uint32_t n_released; /* ranks here that agree that it is unused */
 	struct agent_round *untold; /* telling: the first of which they may not have heard */
 	/* Rounds up to this one were told to ranks here that follow the others, since somebody last began to: following.since. */
-	uint64_t notified_rounds, notified_since;
+	struct {
+		uint64_t rounds, since;
+	} notified;
 	uint64_t reached
 		[]; /* by local number: rounds that this rank has submitted, in the past too; then n_last, declarations, declared */
 };

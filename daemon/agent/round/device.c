@@ -108,7 +108,7 @@ static int device_open(struct agent_job *job, struct failure *failure)
 	return r;
 }
 
-/* From when it is to end: the next run of the job needs another. */
+/* The worker is charged until it is told to end: the job's next run needs another. */
 static void uncharge(struct agent_job *job)
 {
 	if (job->device->is_charged)

@@ -108,7 +108,7 @@ void agent_names_forget(struct agent_tensor *tensor)
 		.key = tensor->key,
 		.n_moved = job->placement.n_moved,
 	};
-	tensor->resync.said_home = job->fleet.n_homes;
+	tensor->setup.said_home = job->fleet.n_homes;
 	agent_job_hold(job);
 	peer_call(home, &forget->call);
 }

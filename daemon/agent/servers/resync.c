@@ -25,8 +25,7 @@ static unsigned say_failed(struct agent_server *server)
 
 	/* In one step: others would overwrite them. */
 	static_assert(AGENT_FAILED * SAID <= STEP, "all that have failed are said at once");
-	if (!agent_departed_may_be_fresh(job, agent_server_number(server)) ||
-	    server->resync.next >= n)
+	if (!agent_server_may_be_fresh(server) || server->resync.next >= n)
 		return 0;
 	failed = &job->retention.failed[(job->retention.n_failed - n + server->resync.next++) %
 					AGENT_FAILED];
@@ -39,8 +38,7 @@ static unsigned say_departed(struct agent_server *server)
 {
 	struct agent_job *job = server->job;
 
-	if (!agent_departed_may_be_fresh(job, agent_server_number(server)) ||
-	    server->resync.next >= job->shape.n_nodes)
+	if (!agent_server_may_be_fresh(server) || server->resync.next >= job->shape.n_nodes)
 		return 0;
 	return agent_departed_again(job, agent_server_number(server),
 				    (uint32_t)server->resync.next++)
@@ -83,7 +81,7 @@ static void say_to_home(struct agent_tensor *tensor)
 	struct agent_job *job = tensor->job;
 
 	/* A tensor that was new meanwhile has been said. */
-	if (tensor->resync.said_home == job->fleet.n_homes)
+	if (tensor->setup.said_home == job->fleet.n_homes)
 		return;
 	if (tensor->n_declared == job->layout.n_local && !tensor->key && !tensor->failure.status)
 		agent_setup_declare(tensor, NULL);
@@ -104,7 +102,7 @@ static unsigned say_tensor(struct agent_server *server)
 		server->resync.at = job->tensors.all.next;
 	if (server->resync.at == &job->tensors.all)
 		return 0;
-	tensor = container_of(server->resync.at, struct agent_tensor, resync.link);
+	tensor = container_of(server->resync.at, struct agent_tensor, all_link);
 	server->resync.at = server->resync.at->next;
 	n_open = agent_acknowledged_again(tensor, server);
 	if (agent_server_is_home(server))
@@ -157,7 +155,7 @@ static unsigned say_kept(struct agent_server *server)
 	return SAID;
 }
 
-/* They go on in the order in which they came; those that come now need not wait for them. */
+/* Parts that have waited go on in the order in which they came. A part that comes meanwhile need not wait. */
 static unsigned unpark(struct agent_server *server)
 {
 	struct agent_part *part = list_first(&server->parked, struct agent_part, wait);
@@ -271,6 +269,6 @@ void agent_resync_leave(const struct agent_tensor *tensor)
 	const struct agent_job *job = tensor->job;
 
 	for (size_t i = 0; i < job->fleet.n_servers; i++)
-		if (job->fleet.servers[i].resync.at == &tensor->resync.link)
-			job->fleet.servers[i].resync.at = tensor->resync.link.next;
+		if (job->fleet.servers[i].resync.at == &tensor->all_link)
+			job->fleet.servers[i].resync.at = tensor->all_link.next;
 }

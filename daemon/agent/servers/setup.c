@@ -137,7 +137,7 @@ static void on_declared(struct call *call)
 	int r;
 
 	/* It is declared again when the home is back; a home that did not know it is told no more than once. */
-	if (!setup->tensor || setup->tensor->resync.serial != setup->serial ||
+	if (!setup->tensor || setup->tensor->setup.serial != setup->serial ||
 	    setup->n_moved != job->placement.n_moved ||
 	    (job->retention.keeps && agent_keep_is_loss(call))) {
 		agent_setup_done(setup);
@@ -181,8 +181,8 @@ void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conf
 	if (job->retention.keeps && !home->attached)
 		return;
 	/*
-	 * It is said in its turn, once the home knows which keys there are: no key is given twice. A tensor on which ranks disagree has
-	 * no key, and no turn.
+	 * The tensor waits for its turn in resync.c, once the home knows which keys there are: no key is given twice. A tensor on which
+	 * ranks disagree has no key, and no turn.
 	 */
 	if (home->resync.is_under_way && home->resync.holds_names && !conflict)
 		return;
@@ -192,8 +192,8 @@ void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conf
 		return;
 	}
 	setup->tensor = tensor;
-	setup->serial = tensor->resync.serial;
-	tensor->resync.said_home = job->fleet.n_homes;
+	setup->serial = tensor->setup.serial;
+	tensor->setup.said_home = job->fleet.n_homes;
 }
 
 void agent_setup_declare_known(struct agent_job *job, const struct ledger_known *known)

@@ -41,11 +41,11 @@ static void give_back(const struct mapping *mapping)
 		(void)munmap(mapping->data + at, MIN(mapping->len - at, UNMAP_SLICE));
 }
 
-static void release(struct mapping *mapping)
+void unmap_release(struct unmap_charge charges[UNMAP_CHARGES])
 {
 	for (unsigned i = 0; i < UNMAP_CHARGES; i++) {
-		quota_release(mapping->charges[i].quota, mapping->charges[i].amount);
-		mapping->charges[i].quota = NULL;
+		quota_release(charges[i].quota, charges[i].amount);
+		charges[i].quota = NULL;
 	}
 }
 
@@ -60,7 +60,7 @@ static void *unmapper_main(void *user)
 		give_back(mapping);
 		(void)pthread_mutex_lock(&lock);
 		list_remove(&mapping->link);
-		release(mapping);
+		unmap_release(mapping->charges);
 		free(mapping);
 	}
 	list_remove(&unmapper->link);
@@ -105,14 +105,13 @@ static bool pass_on(const void *owner, struct mapping *mapping)
 	return unmapper;
 }
 
-void unmap_now(void *data, size_t len, const struct unmap_charge charges[UNMAP_CHARGES])
+void unmap_now(void *data, size_t len, struct unmap_charge charges[UNMAP_CHARGES])
 {
 	(void)munmap(data, len);
-	for (unsigned i = 0; i < UNMAP_CHARGES; i++)
-		quota_release(charges[i].quota, charges[i].amount);
+	unmap_release(charges);
 }
 
-static void unmap_elsewhere(const void *owner, const struct mapping *what)
+static void unmap_elsewhere(const void *owner, struct mapping *what)
 {
 	struct mapping *mapping = malloc(sizeof(*mapping));
 
@@ -161,6 +160,6 @@ void unmap_release_all(void)
 	(void)pthread_mutex_lock(&lock);
 	list_for_each (unmapper, &unmappers, link)
 		list_for_each (mapping, &unmapper->mappings, link)
-			release(mapping);
+			unmap_release(mapping->charges);
 	(void)pthread_mutex_unlock(&lock);
 }

@@ -14,6 +14,8 @@ struct unmap_charge {
 	uint64_t amount;
 };
 enum { UNMAP_CHARGES = 3 };
+/* They are charged to nobody any more; again is nothing. */
+void unmap_release(struct unmap_charge charges[UNMAP_CHARGES]);
 
 /* Nobody uses it any more, and nobody else has it. It is unmapped at once if it is small, and soon if not. */
 void unmap(void *data, size_t len);
@@ -27,6 +29,6 @@ void unmap_shared(const void *owner, void *data, size_t len,
 void unmap_remove(const void *owner, void *data, size_t len,
 		  const struct unmap_charge charges[UNMAP_CHARGES]);
 /* At once, in one go: for addresses at which there is nothing, however many. */
-void unmap_now(void *data, size_t len, const struct unmap_charge charges[UNMAP_CHARGES]);
+void unmap_now(void *data, size_t len, struct unmap_charge charges[UNMAP_CHARGES]);
 /* The quotas go: what is still to be unmapped is charged to nobody. Whoever is kept waiting, is not waited for. */
 void unmap_release_all(void);

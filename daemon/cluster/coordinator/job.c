@@ -69,6 +69,15 @@ static bool has_share(size_t own, size_t all, size_t max)
 	return all < max && own < max - all;
 }
 
+/* r: -errno. */
+static void refuse(struct rpc_call *call, int r)
+{
+	rpc_call_fail(call, r,
+		      r == -ENOBUFS ? "too many jobs are open or wait to be opened: a member may "
+				      "have as many as it leaves to others"
+				    : strerror(-r));
+}
+
 static int job_new(struct coordinator *c, const struct member *member, const char *name,
 		   uint64_t owner, struct view *view, struct job **ret_job)
 {
@@ -273,12 +282,10 @@ static void answer(struct coordinator *c, struct rpc_call *call, struct member *
 			hold_remove(c, hold);
 	}
 	FAILPOINT("coordinator-job-opened");
-	if (r == -ENOBUFS)
-		rpc_call_fail(
-			call, r,
-			"too many jobs are open: a member may have as many as it leaves to others");
+	if (r)
+		refuse(call, r);
 	else
-		coordinator_reply_bytes(call, r, &bytes);
+		coordinator_reply_bytes(call, 0, &bytes);
 }
 
 /* A job is open from now on: whoever waits for it has wanted more servers than it has. */
@@ -418,8 +425,7 @@ void coordinator_job_open_called(void *user, struct rpc_call *call, const void *
 		return;
 	r = opening_new(c, member, call, &request, &opening);
 	if (r) {
-		rpc_call_fail(call, r,
-			      r == -ENOBUFS ? "too many jobs wait to be opened" : "out of memory");
+		refuse(call, r);
 		return;
 	}
 	rpc_call_set_user(call, opening);

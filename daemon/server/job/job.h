@@ -167,12 +167,15 @@ struct store {
 
 /* Of a job that outlives its daemons' processes: keep.c, offered.c. */
 struct retention {
-	bool resume;  /* the job is such a job */
-	bool offered; /* the offers of all nodes that have not left are here, and are put together */
-	struct chore offering; /* puts them together, part by part: */
-	struct list
-		*offered_at; /* it comes to this one of store.parts next; NULL: not all are here */
-	struct mail telling; /* is_telling: nodes what all of them have */
+	bool resume; /* the job is such a job */
+	enum {
+		OFFERS_AWAITED,
+		OFFERS_JOINING, /* those of all nodes that have not left are here */
+		OFFERS_JOINED,
+	} offers;
+	struct chore joining;	 /* puts the offers together, part by part: */
+	struct list *joining_at; /* it comes to this one of store.parts next */
+	struct mail telling;	 /* is_telling: nodes what all of them have */
 	bool is_telling;
 	struct chore acking; /* slots hear of what nodes have said that they keep */
 };

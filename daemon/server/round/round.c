@@ -490,8 +490,7 @@ static void expire(struct slot *slot, uint64_t now_ns)
 	struct round_text text;
 	const char *ranks, *what;
 
-	/* It may go on in a moment. */
-	if (offered_is_over(job) && !offered_is_complete(job)) {
+	if (offered_is_joining(job)) {
 		sweep_until(job, now_ns);
 		return;
 	}

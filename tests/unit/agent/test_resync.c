@@ -319,7 +319,7 @@ TEST(what_the_home_says_of_a_tensor_that_is_gone_is_of_no_interest)
 	(void)world_declare(world, "new", DTYPE_FLOAT32, LEN);
 	tensor = agent_tensor_find(job, "new");
 	ASSERT_EQ(n_declares(job, tensor), 1);
-	tensor->resync.serial = 0;
+	tensor->setup.serial = 0;
 	WORLD_UNTIL(world, !n_declares(job, tensor));
 	ASSERT_EQ(tensor->key, 0);
 }
@@ -334,8 +334,8 @@ TEST(a_tensor_that_goes_meanwhile_is_passed_over)
 	ASSERT_TRUE(job);
 	server = attach_again(world, job, job->fleet.home_number);
 	ASSERT_TRUE(server->resync.at != &job->tensors.all);
-	tensor = container_of(server->resync.at, struct agent_tensor, resync.link);
+	tensor = container_of(server->resync.at, struct agent_tensor, all_link);
 	agent_resync_leave(tensor);
-	ASSERT_TRUE(server->resync.at == tensor->resync.link.next);
+	ASSERT_TRUE(server->resync.at == tensor->all_link.next);
 	until_told(world, server);
 }

@@ -131,34 +131,50 @@ GRPC_TEST(openings_are_looked_at_when_something_has_changed)
 	world_stop(&w);
 }
 
+/* A coordinator with a server, and two members by hand. */
+struct scene {
+	struct world w;
+	struct node server;
+	struct raw member, other;
+	uint64_t id, others_id;
+};
+
+static void scene_start(struct scene *s)
+{
+	world_start(&s->w);
+	node_start(&s->w, &s->server, "a", ROLE_SERVER);
+	s->id = join(&s->w, &s->member, 5, "asks", 2);
+	s->others_id = join(&s->w, &s->other, 6, "asks-too", 3);
+}
+
+static void scene_stop(struct scene *s)
+{
+	raw_stop(&s->other);
+	raw_stop(&s->member);
+	node_stop(&s->server);
+	world_stop(&s->w);
+}
+
 /* Who has wanted more servers than there are gets the job's as soon as another has opened it. */
 GRPC_TEST(who_waits_is_told_when_another_opens_the_job)
 {
-	struct raw member, other, waiting[3], opened;
-	struct world w;
-	struct node a;
-	uint64_t id, others_id;
+	struct raw waiting[3], opened;
+	struct scene s;
 
-	world_start(&w);
-	node_start(&w, &a, "a", ROLE_SERVER);
-	id = join(&w, &member, 5, "asks", 2);
-	others_id = join(&w, &other, 6, "opens", 3);
-	open_job(&waiting[0], &member, id, "job", 9);
-	open_job(&waiting[1], &member, id, "job", 8);
-	open_job(&waiting[2], &member, id, "another", 8);
-	UNTIL(&w, w.coordinator->n_openings == 3);
-	open_job(&opened, &other, others_id, "job", 1);
-	UNTIL(&w, opened.is_done && waiting[0].is_done && waiting[1].is_done);
+	scene_start(&s);
+	open_job(&waiting[0], &s.member, s.id, "job", 9);
+	open_job(&waiting[1], &s.member, s.id, "job", 8);
+	open_job(&waiting[2], &s.member, s.id, "another", 8);
+	UNTIL(&s.w, s.w.coordinator->n_openings == 3);
+	open_job(&opened, &s.other, s.others_id, "job", 1);
+	UNTIL(&s.w, opened.is_done && waiting[0].is_done && waiting[1].is_done);
 	ASSERT_TRUE(!opened.status && !waiting[0].status && !waiting[1].status);
 	ASSERT_TRUE(!waiting[2].is_done);
-	ASSERT_EQ(w.coordinator->n_openings, 1);
-	ASSERT_EQ(w.coordinator->n_jobs, 1);
+	ASSERT_EQ(s.w.coordinator->n_openings, 1);
+	ASSERT_EQ(s.w.coordinator->n_jobs, 1);
 	rpc_request_cancel(&waiting[2].request);
-	UNTIL(&w, !w.coordinator->n_openings);
-	raw_stop(&other);
-	raw_stop(&member);
-	node_stop(&a);
-	world_stop(&w);
+	UNTIL(&s.w, !s.w.coordinator->n_openings);
+	scene_stop(&s);
 }
 
 static unsigned compared_to_open(unsigned n_jobs)
@@ -283,63 +299,47 @@ GRPC_TEST(however_large_others_views_are_a_member_is_welcome)
 GRPC_TEST(a_member_has_a_share_of_what_may_be_open)
 {
 	static const size_t others = (1 << 20) - 2;
-	struct raw member, other, opened[3];
-	struct world w;
-	struct node a;
-	uint64_t id, others_id;
+	struct raw opened[3];
+	struct scene s;
 
-	world_start(&w);
-	node_start(&w, &a, "a", ROLE_SERVER);
-	id = join(&w, &member, 5, "asks", 2);
-	others_id = join(&w, &other, 6, "asks-too", 3);
-	open_job(&opened[0], &member, id, "job", 1);
-	UNTIL(&w, opened[0].is_done);
+	scene_start(&s);
+	open_job(&opened[0], &s.member, s.id, "job", 1);
+	UNTIL(&s.w, opened[0].is_done);
 	ASSERT_EQ(opened[0].status, 0);
 	/* As if so many were others'. */
-	w.coordinator->n_holds += others;
-	open_job(&opened[1], &member, id, "more", 1);
-	UNTIL(&w, opened[1].is_done);
+	s.w.coordinator->n_holds += others;
+	open_job(&opened[1], &s.member, s.id, "more", 1);
+	UNTIL(&s.w, opened[1].is_done);
 	ASSERT_EQ(opened[1].status, -ENOBUFS);
 	ASSERT_CONTAINS(opened[1].text, "too many jobs are open");
-	open_job(&opened[2], &other, others_id, "job", 1);
-	UNTIL(&w, opened[2].is_done);
+	open_job(&opened[2], &s.other, s.others_id, "job", 1);
+	UNTIL(&s.w, opened[2].is_done);
 	ASSERT_EQ(opened[2].status, 0);
-	w.coordinator->n_holds -= others;
-	raw_stop(&other);
-	raw_stop(&member);
-	node_stop(&a);
-	world_stop(&w);
+	s.w.coordinator->n_holds -= others;
+	scene_stop(&s);
 }
 
 /* As much as it leaves to others. */
 GRPC_TEST(a_member_has_a_share_of_what_may_wait)
 {
-	struct raw member, other, waiting[2], refused;
-	struct world w;
-	struct node a;
-	uint64_t id, others_id;
+	struct raw waiting[2], refused;
+	struct scene s;
 
-	world_start(&w);
-	node_start(&w, &a, "a", ROLE_SERVER);
-	id = join(&w, &member, 5, "asks", 2);
-	others_id = join(&w, &other, 6, "asks-too", 3);
+	scene_start(&s);
 	/* As if so many were others'. */
-	w.coordinator->n_openings += 4094;
-	open_job(&waiting[0], &member, id, "job", 9);
-	UNTIL(&w, w.coordinator->n_openings == 4095);
-	open_job(&refused, &member, id, "more", 9);
-	UNTIL(&w, refused.is_done || w.coordinator->n_openings > 4095);
+	s.w.coordinator->n_openings += 4094;
+	open_job(&waiting[0], &s.member, s.id, "job", 9);
+	UNTIL(&s.w, s.w.coordinator->n_openings == 4095);
+	open_job(&refused, &s.member, s.id, "more", 9);
+	UNTIL(&s.w, refused.is_done || s.w.coordinator->n_openings > 4095);
 	ASSERT_TRUE(refused.is_done);
 	ASSERT_EQ(refused.status, -ENOBUFS);
-	ASSERT_CONTAINS(refused.text, "too many jobs wait to be opened");
-	open_job(&waiting[1], &other, others_id, "job", 9);
-	UNTIL(&w, w.coordinator->n_openings == 4096);
-	w.coordinator->n_openings -= 4094;
+	ASSERT_CONTAINS(refused.text, "too many jobs are open or wait");
+	open_job(&waiting[1], &s.other, s.others_id, "job", 9);
+	UNTIL(&s.w, s.w.coordinator->n_openings == 4096);
+	s.w.coordinator->n_openings -= 4094;
 	for (unsigned i = 0; i < 2; i++)
 		rpc_request_cancel(&waiting[i].request);
-	UNTIL(&w, !w.coordinator->n_openings);
-	raw_stop(&other);
-	raw_stop(&member);
-	node_stop(&a);
-	world_stop(&w);
+	UNTIL(&s.w, !s.w.coordinator->n_openings);
+	scene_stop(&s);
 }
