@@ -1,34 +1,40 @@
-"""A job whose ranks, all on one node, are sessions by hand that hold as much as they may: thousands of open rounds, of tensors."""
+"""A job whose ranks are sessions by hand that hold as much as they may: thousands of open rounds, of tensors."""
 import os, struct, time
 from wire import *
 
 
-class Crowd:
-    """n_ranks sessions of one job, each with a buffer of 4 KiB."""
+def rounds(n, first=1, **keys):
+    """Entries for so many rounds of a tensor."""
+    return [{'round': number, **keys} for number in range(first, first + n)]
 
-    def __init__(self, daemon, n_ranks, job='crowd', fields=None):
-        self.sessions = [Session(daemon.socket) for _ in range(n_ranks)]
-        asked = [session.post_request(JOIN, {1: job, 3: rank, 4: n_ranks, 5: rank, 6: n_ranks, 7: 0, 8: 1, **(fields or {})})
-                 for rank, session in enumerate(self.sessions)]
+
+class Crowd:
+    """A session of each rank of one job. layout[k]: ranks on node k, whose daemon is daemons[k]. All share one buffer of so many bytes."""
+
+    def __init__(self, daemons, layout, job='crowd', fields=None, length=4096):
+        places = [(node, rank) for node, n_ranks in enumerate(layout) for rank in range(n_ranks)]
+        self.sessions = [Session(daemons[node].socket) for node, _ in places]
+        asked = [session.post_request(JOIN, {1: job, 3: rank, 4: len(places), 5: local, 6: layout[node], 7: node, 8: len(layout),
+                                             **(fields or {})})
+                 for rank, (session, (node, local)) in enumerate(zip(self.sessions, places))]
         for session, number in zip(self.sessions, asked):
             status, text, _ = session.answer(number)
             assert status == 0, text
-        fd = memfd(4096)
+        fd = memfd(length)
         for session in self.sessions:
-            status, text, _ = session.share(fd, 4096)
+            status, text, _ = session.share(fd, length)
             assert status == 0, text
         os.close(fd)
 
-    def post(self, rank, n, tensor=lambda i: 1, round=lambda i: i + 1, **keys):
-        """n entries, tensor(i) and round(i) of the i-th, and one wake-up."""
+    def post(self, rank, entries):
+        """Entries, each as what sets it apart (Session.entry()), and one wake-up."""
         session = self.sessions[rank]
         tail = WORD.unpack_from(session.memory, 64)[0]
-        for i in range(n):
-            slot = (tail + i) % SLOTS
-            struct.pack_into('<IiQ', session.memory, SLOT + 512 * slot, 1, 0, 1)
-            at = RING + (tail + i) % ENTRIES * 128
-            session.memory[at:at + 128] = session.entry(round=round(i), slot=slot, tensor=tensor(i), **keys)
-        session.set_tail(tail + n)
+        for at, keys in enumerate(entries, tail):
+            struct.pack_into('<IiQ', session.memory, SLOT + 512 * (at % SLOTS), 1, 0, 1)
+            place = RING + at % ENTRIES * 128
+            session.memory[place:place + 128] = session.entry(slot=at % SLOTS, **keys)
+        session.set_tail(tail + len(entries))
         session.wake()
 
     def completed(self, rank):
