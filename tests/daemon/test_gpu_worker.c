@@ -270,3 +270,88 @@ TEST(shared_memory_that_is_none)
 	expect_end(&process, -ENOMEM, "of shared memory");
 	(void)fd_close(fd);
 }
+
+/* How often the driver was called so in what was written to this file. */
+static unsigned n_calls(int fd, const char *function)
+{
+	char text[16384], line[80];
+	ssize_t len = pread(fd, text, sizeof(text) - 1, 0);
+	unsigned n = 0;
+
+	ASSERT_INT(len, >=, 0);
+	ASSERT_INT(len, <, sizeof(text) - 1);
+	text[len] = 0;
+	(void)snprintf(line, sizeof(line), ": %s\n", function);
+	for (const char *at = text; (at = strstr(at, line)); at++)
+		n++;
+	return n;
+}
+
+static struct process process_start_traced(int trace)
+{
+	struct process process;
+	int kept = dup(2);
+
+	ASSERT_INT(dup2(trace, 2), ==, 2);
+	ASSERT_OK(setenv("FAKECUDA_TRACE", "1", 1));
+	process = process_start();
+	ASSERT_OK(unsetenv("FAKECUDA_TRACE"));
+	ASSERT_INT(dup2(kept, 2), ==, 2);
+	(void)fd_close(kept);
+	return process;
+}
+
+static int import(const struct process *process, const struct gpu_command *command)
+{
+	struct gpu_event event;
+
+	say(process, command, -1);
+	event = hear(process);
+	ASSERT_EQ(event.kind, GPU_EVENT_OPENED);
+	ASSERT_EQ(event.number, command->memory);
+	return event.status;
+}
+
+/* Whoever has no memory on a device has no context there for its asking. */
+TEST(a_handle_that_is_none_leaves_no_context)
+{
+	struct gpu_command good = allocate(0, 1), none = good, too_long = good;
+	int trace = memfd_create("trace", MFD_CLOEXEC);
+	struct process process = process_start_traced(trace);
+
+	memset(none.handle, 0xee, sizeof(none.handle));
+	none.memory = 0;
+	too_long.memory = 2;
+	too_long.len = 2 * LEN;
+	for (unsigned i = 1; i <= 3; i++) {
+		ASSERT_EQ(import(&process, i < 3 ? &none : &too_long), -EINVAL);
+		ASSERT_EQ(n_calls(trace, "cuDevicePrimaryCtxRetain"), i);
+		ASSERT_EQ(n_calls(trace, "cuDevicePrimaryCtxRelease_v2"), i);
+		ASSERT_EQ(n_calls(trace, "cuStreamCreateWithPriority"), 0);
+		ASSERT_EQ(n_calls(trace, "cuMemHostRegister_v2"), 0);
+	}
+	/* Memory that is there is used as ever, and stays whatever else comes. */
+	ASSERT_OK(import(&process, &good));
+	ASSERT_EQ(import(&process, &none), -EINVAL);
+	ASSERT_EQ(n_calls(trace, "cuDevicePrimaryCtxRetain"), 4);
+	ASSERT_EQ(n_calls(trace, "cuDevicePrimaryCtxRelease_v2"), 3);
+	say(&process, &(struct gpu_command){ .op = GPU_OP_UP, .memory = 1, .len = 4096 }, -1);
+	say(&process, &(struct gpu_command){ .op = GPU_OP_MARK, .memory = 1, .ticket = 7 }, -1);
+	ASSERT_EQ(hear(&process).kind, GPU_EVENT_DONE);
+	say(&process, &(struct gpu_command){ .op = 99, .memory = 1 }, -1);
+	expect_end(&process, -EPROTO, "asks for what there is not");
+	(void)fd_close(trace);
+}
+
+TEST(a_context_that_cannot_be_released)
+{
+	struct gpu_command none = allocate(0, 0);
+	struct process process;
+
+	memset(none.handle, 0xee, sizeof(none.handle));
+	ASSERT_OK(setenv("FAKECUDA_FAIL", "cuDevicePrimaryCtxRelease:1:201", 1));
+	process = process_start();
+	ASSERT_OK(unsetenv("FAKECUDA_FAIL"));
+	say(&process, &none, -1);
+	expect_end(&process, -EIO, "cuDevicePrimaryCtxRelease");
+}

@@ -59,10 +59,25 @@ static void open_device(struct device *device)
 		worker_check(worker.cuda->cuDevicePrimaryCtxRetain(&context, device->number),
 			     "cuDevicePrimaryCtxRetain", device);
 		device->context = context;
-		worker_enter(device);
-		worker_streams_open(device);
 	}
 	worker_enter(device);
+}
+
+/* A context takes some hundred MiB of its device: a trainer that has no memory there has none for its asking. */
+static void close_device(struct device *device)
+{
+	worker_check(worker.cuda->cuCtxSetCurrent(NULL), "cuCtxSetCurrent", device);
+	worker_enter(NULL);
+	worker_check(worker.cuda->cuDevicePrimaryCtxRelease(device->number),
+		     "cuDevicePrimaryCtxRelease", device);
+	device->context = NULL;
+}
+
+static void use_device(struct device *device)
+{
+	if (!device->is_used)
+		worker_streams_open(device);
+	device->is_used = true;
 	register_all(device);
 }
 
@@ -170,24 +185,15 @@ static struct memory *memory_at(uint32_t number)
 	return &worker.memories[number];
 }
 
-static int import(const struct gpu_command *command, int fd, char *text, size_t size,
-		  struct memory *ret_memory)
+static int open_memory(struct device *device, const struct gpu_command *command, int fd, char *text,
+		       size_t size, struct memory *ret_memory)
 {
-	struct device *device = worker_device(command->device);
 	bool legacy = command->kind == MEMORY_CUDA_IPC;
 	_cleanup_(fd_closep) int allocation = -1;
-	struct memory memory = { .len = command->len, .kind = command->kind };
+	struct memory memory = { .device = device, .len = command->len, .kind = command->kind };
 	uint64_t len;
 	CUresult r;
 
-	if (!device) {
-		(void)snprintf(
-			text, size,
-			"the daemon has no device with this UUID: is CUDA_VISIBLE_DEVICES set "
-			"for it?");
-		return -ENODEV;
-	}
-	open_device(device);
 	/* Who lets us wait here keeps his own job. */
 	if (!legacy)
 		allocation = porter_open_frame(fd);
@@ -202,7 +208,6 @@ static int import(const struct gpu_command *command, int fd, char *text, size_t 
 				      : "");
 		return -EINVAL;
 	}
-	memory.device = device;
 	if (is_too_short(&memory, &len)) {
 		(void)snprintf(text, size,
 			       "the allocation has %llu bytes, less than the %llu shared",
@@ -212,6 +217,28 @@ static int import(const struct gpu_command *command, int fd, char *text, size_t 
 	}
 	*ret_memory = memory;
 	return 0;
+}
+
+static int import(const struct gpu_command *command, int fd, char *text, size_t size,
+		  struct memory *ret_memory)
+{
+	struct device *device = worker_device(command->device);
+	int r;
+
+	if (!device) {
+		(void)snprintf(
+			text, size,
+			"the daemon has no device with this UUID: is CUDA_VISIBLE_DEVICES set "
+			"for it?");
+		return -ENODEV;
+	}
+	open_device(device);
+	r = open_memory(device, command, fd, text, size, ret_memory);
+	if (r && !device->is_used)
+		close_device(device);
+	else
+		use_device(device);
+	return r;
 }
 
 static void run_open(const struct gpu_command *command, int fd)

@@ -35,6 +35,7 @@ struct device {
 	CUuuid uuid;
 	char name[64];
 	CUcontext context;	  /* NULL: not opened */
+	bool is_used;		  /* memory of a trainer's was imported there: it stays open */
 	CUdeviceptr arena_memory; /* as allocated, with a page more; 0: none */
 	CUdeviceptr arena;	  /* the daemon's arena here: worker.lock */
 	uint64_t arena_len;

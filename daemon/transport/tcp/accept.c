@@ -136,10 +136,10 @@ static void make_place(struct transport *transport, const char *source)
 		give_way(list_first(&transport->port.handshakes, struct handshake, link));
 }
 
-/* Whoever is at one address gets no more while it has three times as many as are left: others who have few do. */
-static bool has_its_share(const struct transport *transport, const char *source)
+bool accept_has_its_share(const struct transport *transport, const char *source, unsigned n_coming)
 {
-	unsigned n = 0, left = transport->settings.max_connections - transport->port.n_accepted;
+	unsigned left = transport->settings.max_connections - transport->port.n_accepted;
+	unsigned n = n_coming;
 	const struct peer *peer;
 	const struct lane *lane;
 
@@ -160,7 +160,7 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 	transport->port.n_unproved--;
 	if (!r && transport->port.n_accepted >= transport->settings.max_connections) {
 		complain_full(transport);
-	} else if (!r && has_its_share(transport, h->from)) {
+	} else if (!r && accept_has_its_share(transport, h->from, 0)) {
 		transport_complain(
 			transport,
 			"connection from %s refused: node %s: three quarters of the "

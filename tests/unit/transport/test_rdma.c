@@ -786,6 +786,27 @@ TEST_TIMEOUT(a_window_that_is_left_open, LIMIT_S)
 	pair_free(pair);
 }
 
+/* Of an address that has as much as it may, one of two rails comes back, and the other once there is room. */
+TEST_TIMEOUT(an_address_has_its_share_of_connections, LIMIT_S)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		pair_of_two_rails(&variants[0], TRANSPORT_AUTO, TRANSPORT_WINDOWS_AUTO);
+	struct transport *transport = pair->b.transport;
+
+	PAIR_UNTIL(pair, transport->port.n_accepted == 4);
+	transport->settings.max_connections = 4;
+	for (unsigned i = 1; i <= 2; i++) {
+		break_link(&pair->a);
+		PAIR_UNTIL(pair,
+			   counters_of(&pair->a).links_broken == i && n_links(&pair->b) == 2 - i);
+	}
+	PAIR_UNTIL(pair, n_links(&pair->b) == 2 ||
+				 (n_links(&pair->b) == 1 && pair->peer->rdma->failure.status));
+	ASSERT_EQ(transport->port.n_accepted, 3);
+	transport->settings.max_connections = 100;
+	PAIR_UNTIL(pair, n_links(&pair->a) == 2 && n_links(&pair->b) == 2);
+}
+
 /* Shook hands by TCP with one key; by the time that a lane is made anew one side has another. */
 TEST_TIMEOUT(the_key_is_proved_once_more, LIMIT_S)
 {
