@@ -378,13 +378,19 @@ class Backlog:
         self.crowd, self.sizes = Crowd(cluster.daemons, layout, job=job, length=max(tensors)), tensors * n_rounds
         # The bytes of which jobs have shares: those that are read for sums, or where there are servers go there.
         self.weight = 1 if len(layout) > 1 else layout[0]
-        for session in self.crowd.sessions:
-            for tensor, size in enumerate(tensors, 1):
-                session.declare(tensor, f't{tensor}', elements=size // 4)
+        asked = [{session.declare(tensor, f't{tensor}', elements=size // 4) for tensor, size in enumerate(tensors, 1)}
+                 for session in self.crowd.sessions]
+        for session, numbers in zip(self.crowd.sessions, asked):
+            while numbers:  # in whatever order
+                fields, _ = session.receive()
+                assert fields and not fields.get(2), fields
+                numbers.discard(fields.get(1))
         for number in range(1, n_rounds + 1):
             for rank in range(len(self.crowd.sessions)):
                 self.crowd.post(rank, [{'round': number, 'tensor': tensor, 'priority': priority, 'input_count': size // 4,
-                                        'output_count': size // 4} for tensor, size in enumerate(tensors, 1)])
+                                        'output_count': size // 4, 'timeout_ms': 600000} for tensor, size in enumerate(tensors, 1)])
+        for session in self.crowd.sessions:  # behind the entries: answered when these were taken
+            session.request(wire.CANCEL, {1: 0, 2: 77})
 
     def done(self):
         """Bytes that rank 0 has seen reduced."""
@@ -400,18 +406,23 @@ def has_its_share(layout, greedy_layout, **nodes):
     While the modest job waits for any of its bytes, the greedy one has no more than a quarter as much again, and what was under way
     before. The greedy job is counted first: what is done in between is the modest job's, so a look that comes late accuses nobody.
     """
-    mine, started, attempt = 0, 16 * MIB * max(greedy_layout), 0
+    started, end = 16 * MIB * max(greedy_layout), time.monotonic() + 4 * DEADLINE
     with Cluster(**nodes) as cluster:
-        while mine < 2 * started:  # again, as one of the jobs was done before anybody had looked
+        for attempt in range(20):  # again where one of the jobs was done before anybody had looked
             greedy = Backlog(cluster, f'greedy{attempt}', greedy_layout, 64 * [MIB] + 32 * [4 * KIB], 32, GREEDY)
             modest = Backlog(cluster, f'modest{attempt}', layout, 32 * [MIB], 16)
-            had, its, mine, attempt = modest.done(), greedy.done(), 0, attempt + 1
+            had, its, mine = modest.done(), greedy.done(), 0
             while (more := greedy.done() - its) + its < greedy.all() and (now := modest.done()) < modest.all():
                 mine = now - had
                 assert more <= 1.25 * mine + started, f'{more} bytes were done beside {mine}'
+                assert time.monotonic() < end, f'nothing is done any more: {mine} bytes of the modest job, {more} of the greedy one'
             print(f'  {mine} bytes of the modest job, {more} of the greedy one')
-            greedy.crowd.close()
-            modest.crowd.close()
+            for job in greedy, modest:
+                assert job.crowd.statuses(0, len(job.sizes)) == {0}, job.crowd.statuses(0, len(job.sizes))
+                job.crowd.close()
+            if mine >= 2 * started:
+                return
+    raise AssertionError('the daemons were done before anybody had looked, again and again')
 
 
 def test_a_greedy_priority_has_its_share_of_a_machine_and_no_more():

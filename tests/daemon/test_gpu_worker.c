@@ -343,6 +343,29 @@ TEST(a_handle_that_is_none_leaves_no_context)
 	(void)fd_close(trace);
 }
 
+/* Nor may it make contexts without end. */
+TEST(after_many_failures_no_context_is_made)
+{
+	struct gpu_command good = allocate(0, 1), none = good;
+	int trace = memfd_create("trace", MFD_CLOEXEC);
+	struct process process = process_start_traced(trace);
+	struct gpu_event event;
+
+	memset(none.handle, 0xee, sizeof(none.handle));
+	none.memory = 0;
+	for (unsigned i = 0; i < 64; i++)
+		ASSERT_EQ(import(&process, &none), -EINVAL);
+	say(&process, &good, -1);
+	event = hear(&process);
+	ASSERT_EQ(event.status, -EINVAL);
+	ASSERT_CONTAINS(event.text, "64 imports of memory on device 0");
+	ASSERT_CONTAINS(event.text, "have failed");
+	ASSERT_EQ(n_calls(trace, "cuDevicePrimaryCtxRetain"), 64);
+	say(&process, &(struct gpu_command){ .op = 99 }, -1);
+	expect_end(&process, -EPROTO, "memory that is not open");
+	(void)fd_close(trace);
+}
+
 TEST(a_context_that_cannot_be_released)
 {
 	struct gpu_command none = allocate(0, 0);

@@ -69,13 +69,16 @@ static bool has_share(size_t own, size_t all, size_t max)
 	return all < max && own < max - all;
 }
 
-/* r: -errno. */
-static void refuse(struct rpc_call *call, int r)
+/* r: -errno; they: what jobs do of which there are too many. */
+static void refuse(struct rpc_call *call, int r, const char *they)
 {
-	rpc_call_fail(call, r,
-		      r == -ENOBUFS ? "too many jobs are open or wait to be opened: a member may "
-				      "have as many as it leaves to others"
-				    : strerror(-r));
+	char text[128];
+
+	if (r == -ENOBUFS)
+		(void)snprintf(text, sizeof(text),
+			       "too many jobs %s: a member may have as many as it leaves to others",
+			       they);
+	rpc_call_fail(call, r, r == -ENOBUFS ? text : "out of memory");
 }
 
 static int job_new(struct coordinator *c, const struct member *member, const char *name,
@@ -283,7 +286,7 @@ static void answer(struct coordinator *c, struct rpc_call *call, struct member *
 	}
 	FAILPOINT("coordinator-job-opened");
 	if (r)
-		refuse(call, r);
+		refuse(call, r, "are open");
 	else
 		coordinator_reply_bytes(call, 0, &bytes);
 }
@@ -425,7 +428,7 @@ void coordinator_job_open_called(void *user, struct rpc_call *call, const void *
 		return;
 	r = opening_new(c, member, call, &request, &opening);
 	if (r) {
-		refuse(call, r);
+		refuse(call, r, "wait to be opened");
 		return;
 	}
 	rpc_call_set_user(call, opening);

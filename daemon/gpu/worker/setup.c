@@ -9,6 +9,9 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
+/* On a device on which none has succeeded: each makes a context, which other processes feel. */
+#define FAILED_MAX 64u
+
 struct job {
 	struct job *next;
 	struct gpu_command command;
@@ -63,7 +66,7 @@ static void open_device(struct device *device)
 	worker_enter(device);
 }
 
-/* A context takes some hundred MiB of its device: a trainer that has no memory there has none for its asking. */
+/* A context takes some hundred MiB of its device: an import that fails leaves none. */
 static void close_device(struct device *device)
 {
 	worker_check(worker.cuda->cuCtxSetCurrent(NULL), "cuCtxSetCurrent", device);
@@ -185,18 +188,14 @@ static struct memory *memory_at(uint32_t number)
 	return &worker.memories[number];
 }
 
-static int open_memory(struct device *device, const struct gpu_command *command, int fd, char *text,
-		       size_t size, struct memory *ret_memory)
+static int open_memory(struct device *device, const struct gpu_command *command, int allocation,
+		       char *text, size_t size, struct memory *ret_memory)
 {
 	bool legacy = command->kind == MEMORY_CUDA_IPC;
-	_cleanup_(fd_closep) int allocation = -1;
 	struct memory memory = { .device = device, .len = command->len, .kind = command->kind };
 	uint64_t len;
 	CUresult r;
 
-	/* Who lets us wait here keeps his own job. */
-	if (!legacy)
-		allocation = porter_open_frame(fd);
 	r = legacy ? open_legacy(command, &memory.base)
 		   : open_fd(command, device, allocation, &memory.base);
 	if (r != CUDA_SUCCESS) {
@@ -223,6 +222,7 @@ static int import(const struct gpu_command *command, int fd, char *text, size_t 
 		  struct memory *ret_memory)
 {
 	struct device *device = worker_device(command->device);
+	_cleanup_(fd_closep) int allocation = -1;
 	int r;
 
 	if (!device) {
@@ -232,12 +232,22 @@ static int import(const struct gpu_command *command, int fd, char *text, size_t 
 			"for it?");
 		return -ENODEV;
 	}
+	if (device->n_failed == FAILED_MAX) {
+		(void)snprintf(text, size, "%u imports of memory on device %d (%s) have failed",
+			       FAILED_MAX, device->number, device->name);
+		return -EINVAL;
+	}
+	/* Who lets us wait here, or when it is closed, keeps his own job, and no context. */
+	if (command->kind != MEMORY_CUDA_IPC)
+		allocation = porter_open_frame(fd);
 	open_device(device);
-	r = open_memory(device, command, fd, text, size, ret_memory);
-	if (r && !device->is_used)
+	r = open_memory(device, command, allocation, text, size, ret_memory);
+	if (r && !device->is_used) {
+		device->n_failed++;
 		close_device(device);
-	else
+	} else {
 		use_device(device);
+	}
 	return r;
 }
 

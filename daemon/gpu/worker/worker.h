@@ -35,7 +35,8 @@ struct device {
 	CUuuid uuid;
 	char name[64];
 	CUcontext context;	  /* NULL: not opened */
-	bool is_used;		  /* memory of a trainer's was imported there: it stays open */
+	bool is_used;		  /* an import has succeeded: it stays open */
+	unsigned n_failed;	  /* imports before one has succeeded */
 	CUdeviceptr arena_memory; /* as allocated, with a page more; 0: none */
 	CUdeviceptr arena;	  /* the daemon's arena here: worker.lock */
 	uint64_t arena_len;

@@ -58,11 +58,13 @@ struct peer {
 	struct dial *dial;	      /* lanes being made, or NULL */
 	struct addresses addresses;   /* where the last lane was made */
 	uint64_t bytes_in, bytes_out; /* of lanes that are gone */
-	uint64_t again_ns,
-		again_pause_ns;	 /* when a lane was last to be made anew, after what pause */
+	struct {
+		uint64_t ns, pause_ns;
+	} again;		 /* when a lane was last to be made anew, after what pause */
 	bool offers_probe;	 /* peer_offer_probe() */
 	uint64_t features;	 /* DATA_FEATURE_* of both sides */
 	struct rdma_peer *rdma;	 /* NULL: not both sides have it */
+	unsigned n_coming;	 /* accepted by RDMA, and no lane's yet */
 	struct loop_timer timer; /* armed while there is business, and one turn longer */
 	struct quota
 		quota; /* its calls, and our answers; any thread, where there are data threads */

@@ -77,17 +77,6 @@ static const char *accept_link(struct rdma_link *link, const struct data_rdma_he
 	return NULL;
 }
 
-static unsigned n_coming(const struct rdma *rdma, const char *source)
-{
-	const struct rdma_link *link;
-	unsigned n = 0;
-
-	list_for_each (link, &rdma->links, link)
-		n += link->is_accepting && link->state != LINK_UP &&
-		     !strcmp(peer_source(link->peer), source);
-	return n;
-}
-
 /* Returns NULL, or why it is refused. The id is the link's once there is one. */
 static const char *on_request(struct rdma *rdma, struct rdma_cm_id *id,
 			      const struct rdma_conn_param *param, struct rdma_link **ret_link,
@@ -109,13 +98,14 @@ static const char *on_request(struct rdma *rdma, struct rdma_cm_id *id,
 		return "a stranger: its TCP connection comes first";
 	if (transport->port.n_accepted >= transport->settings.max_connections)
 		return "too many connections (max_connections)";
-	if (accept_has_its_share(transport, peer_source(peer), n_coming(rdma, peer_source(peer))))
+	if (accept_has_its_share(transport, peer_source(peer)))
 		return "three quarters of the connections that others leave (max_connections) are "
 		       "from there already";
 	if (rdma_link_new(rdma, peer, id, ret_link))
 		return "out of memory";
 	(*ret_link)->is_accepting = true;
 	transport->port.n_accepted++;
+	peer->n_coming++;
 	(*ret_link)->port = port;
 	(*ret_link)->rail = UINT_MAX; /* not yet */
 	(*ret_link)->n_theirs = hello.receives;

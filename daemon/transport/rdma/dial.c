@@ -79,6 +79,7 @@ static void dial_one(struct peer *peer, const struct data_rdma_offer *offer, uns
 	r = rdma_link_new(rdma, peer, NULL, &link);
 	if (r) {
 		(void)failure_set(&peer->rdma->failure, r, "out of memory");
+		peer->rdma->has_failed = true;
 		return;
 	}
 	peer->rdma->n_dialing++;
@@ -107,6 +108,7 @@ void rdma_dial(struct peer *peer, const struct data_rdma_offer *wire)
 		return;
 	}
 	loop_timer_cancel(&state->timer); /* from here on each link has its own */
+	state->has_failed = false;
 	memcpy(state->nonce, offer.nonce, sizeof(state->nonce));
 	for (unsigned i = 0; i <= DATA_RAIL_MAX / DATA_RDMA_RAILS; i++) {
 		state->generation++;
@@ -116,7 +118,7 @@ void rdma_dial(struct peer *peer, const struct data_rdma_offer *wire)
 	state->n_dialing++; /* so that the first failure is not the end */
 	for (unsigned i = 0; i < MAX(offer.n_rails, rdma->n_ports); i++)
 		dial_one(peer, &offer, i);
-	if (!--state->n_dialing && !peer_n_rails(peer))
+	if (!--state->n_dialing && (state->has_failed || !peer_n_rails(peer)))
 		rdma_dial_over(peer);
 }
 

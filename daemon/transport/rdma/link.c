@@ -24,8 +24,10 @@ struct rdma_link *rdma_link_free(struct rdma_link *link)
 	rdma_link_unmake(link);
 	if (link->id)
 		(void)rdma->verbs->cm_destroy_id(link->id);
-	if (link->is_accepting && link->state != LINK_UP)
+	if (link->is_accepting && link->state != LINK_UP) {
 		rdma->transport->port.n_accepted--;
+		link->peer->n_coming--;
+	}
 	free(link);
 	return NULL;
 }
@@ -193,7 +195,9 @@ static void link_up(struct rdma_link *link)
 	int r;
 
 	loop_timer_cancel(&link->timer);
-	if (!link->is_accepting)
+	if (link->is_accepting)
+		link->peer->n_coming--;
+	else
 		state->n_dialing--;
 	link->state = LINK_UP;
 	r = link->rdma->steps->up(link->peer, link, link->rail, link->is_accepting);
@@ -210,8 +214,11 @@ static void link_up(struct rdma_link *link)
 	metric_add(&link->rdma->metrics.links, 1);
 	state->is_up = true;
 	state->redial_ns = RDMA_REDIAL_MIN_NS;
-	if (!link->is_accepting && !state->n_dialing)
-		loop_timer_cancel(&state->timer);
+	if (link->is_accepting || state->n_dialing)
+		return;
+	loop_timer_cancel(&state->timer);
+	if (state->has_failed)
+		link->rdma->steps->over(link->peer);
 }
 
 /* A link that is being made fails. */
@@ -221,11 +228,13 @@ void rdma_link_lost(struct rdma_link *link, int status, const char *why)
 	struct peer *peer = link->peer;
 	bool is_ours = !link->is_accepting;
 
-	if (is_ours)
+	if (is_ours) {
+		peer->rdma->has_failed = true;
 		(void)failure_set(&peer->rdma->failure, status, "%s: %s", link->port->device->name,
 				  why);
-	else
+	} else {
 		transport_complain(link->rdma->transport, "%s: rdma: %s", peer->name, why);
+	}
 	rdma_link_free(link);
 	if (is_ours && !--peer->rdma->n_dialing)
 		rdma->steps->over(peer);

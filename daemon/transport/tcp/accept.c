@@ -136,16 +136,16 @@ static void make_place(struct transport *transport, const char *source)
 		give_way(list_first(&transport->port.handshakes, struct handshake, link));
 }
 
-bool accept_has_its_share(const struct transport *transport, const char *source, unsigned n_coming)
+bool accept_has_its_share(const struct transport *transport, const char *source)
 {
-	unsigned left = transport->settings.max_connections - transport->port.n_accepted;
-	unsigned n = n_coming;
+	unsigned n = 0, left = transport->settings.max_connections - transport->port.n_accepted;
 	const struct peer *peer;
 	const struct lane *lane;
 
 	list_for_each (peer, &transport->peers, link) {
 		if (peer->kind != PEER_CALLING || strcmp(peer->source, source))
 			continue;
+		n += peer->n_coming;
 		list_for_each (lane, &peer->lanes, link)
 			n += lane->is_accepted;
 	}
@@ -160,7 +160,7 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 	transport->port.n_unproved--;
 	if (!r && transport->port.n_accepted >= transport->settings.max_connections) {
 		complain_full(transport);
-	} else if (!r && accept_has_its_share(transport, h->from, 0)) {
+	} else if (!r && accept_has_its_share(transport, h->from)) {
 		transport_complain(
 			transport,
 			"connection from %s refused: node %s: three quarters of the "

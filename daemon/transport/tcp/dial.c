@@ -411,15 +411,15 @@ int dial_start(struct peer *peer, const struct addresses *addresses)
 /* How long to wait first: those that break as soon as they are made are not made in a circle. */
 static uint64_t again_pause_ns(struct peer *peer, uint64_t now_ns)
 {
-	bool is_soon = peer->again_ns && now_ns - peer->again_ns < AGAIN_SOON_NS;
+	bool is_soon = peer->again.ns && now_ns - peer->again.ns < AGAIN_SOON_NS;
 
-	peer->again_ns = now_ns;
+	peer->again.ns = now_ns;
 	if (!is_soon)
-		peer->again_pause_ns = 0;
+		peer->again.pause_ns = 0;
 	else
-		peer->again_pause_ns = MIN(MAX(2 * peer->again_pause_ns, (uint64_t)BACKOFF_MIN_NS),
+		peer->again.pause_ns = MIN(MAX(2 * peer->again.pause_ns, (uint64_t)BACKOFF_MIN_NS),
 					   (uint64_t)BACKOFF_MAX_NS);
-	return peer->again_pause_ns;
+	return peer->again.pause_ns;
 }
 
 int dial_again(struct peer *peer, unsigned lane)

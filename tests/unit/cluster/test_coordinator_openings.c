@@ -334,7 +334,7 @@ GRPC_TEST(a_member_has_a_share_of_what_may_wait)
 	UNTIL(&s.w, refused.is_done || s.w.coordinator->n_openings > 4095);
 	ASSERT_TRUE(refused.is_done);
 	ASSERT_EQ(refused.status, -ENOBUFS);
-	ASSERT_CONTAINS(refused.text, "too many jobs are open or wait");
+	ASSERT_CONTAINS(refused.text, "too many jobs wait to be opened");
 	open_job(&waiting[1], &s.other, s.others_id, "job", 9);
 	UNTIL(&s.w, s.w.coordinator->n_openings == 4096);
 	s.w.coordinator->n_openings -= 4094;

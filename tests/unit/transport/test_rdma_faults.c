@@ -175,6 +175,26 @@ TEST_TIMEOUT(each_call_that_makes_a_connection_fails, LIMIT_S)
 	}
 }
 
+/* Whichever of them is heard of first. */
+TEST_TIMEOUT(a_rail_that_fails_is_dialed_again, LIMIT_S)
+{
+	for (unsigned nth = 1; nth <= 2; nth++) {
+		struct pair_config config = config_of(&variants[0], TRANSPORT_AUTO);
+		struct pair *pair;
+
+		config.has_two_rails = true;
+		fake_fail("rdma_connect", EIO, nth, 1);
+		pair = pair_new_with(&config);
+		PAIR_UNTIL(pair, counters_of(&pair->a).links && !pair->peer->rdma->n_dialing);
+		ASSERT_EQ(counters_of(&pair->a).links, 1);
+		ASSERT_TRUE(pair->peer->rdma->timer.loop);
+		PAIR_UNTIL(pair, counters_of(&pair->a).links == 2);
+		echo_all(pair);
+		pair_free(pair);
+		fake_fail("rdma_connect", 0, 1, 0);
+	}
+}
+
 /* Under way, at either end. */
 TEST_TIMEOUT(each_call_that_moves_messages_fails, LIMIT_S)
 {
