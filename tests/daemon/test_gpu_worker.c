@@ -359,7 +359,7 @@ TEST(after_many_failures_no_context_is_made)
 	event = hear(&process);
 	ASSERT_EQ(event.status, -EINVAL);
 	ASSERT_CONTAINS(event.text, "64 imports of memory on device 0");
-	ASSERT_CONTAINS(event.text, "have failed");
+	ASSERT_CONTAINS(event.text, "have failed, and this job tries no more");
 	ASSERT_EQ(n_calls(trace, "cuDevicePrimaryCtxRetain"), 64);
 	say(&process, &(struct gpu_command){ .op = 99 }, -1);
 	expect_end(&process, -EPROTO, "memory that is not open");

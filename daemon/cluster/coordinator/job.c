@@ -78,7 +78,7 @@ static void refuse(struct rpc_call *call, int r, const char *they)
 		(void)snprintf(text, sizeof(text),
 			       "too many jobs %s: a member may have as many as it leaves to others",
 			       they);
-	rpc_call_fail(call, r, r == -ENOBUFS ? text : "out of memory");
+	rpc_call_fail(call, r, r == -ENOBUFS ? text : strerror(-r));
 }
 
 static int job_new(struct coordinator *c, const struct member *member, const char *name,

@@ -233,8 +233,11 @@ static int import(const struct gpu_command *command, int fd, char *text, size_t 
 		return -ENODEV;
 	}
 	if (device->n_failed == FAILED_MAX) {
-		(void)snprintf(text, size, "%u imports of memory on device %d (%s) have failed",
-			       FAILED_MAX, device->number, device->name);
+		(void)snprintf(
+			text, size,
+			"%u imports of memory on device %d (%s) have failed, and this job tries "
+			"no more",
+			FAILED_MAX, device->number, device->name);
 		return -EINVAL;
 	}
 	/* Who lets us wait here, or when it is closed, keeps his own job, and no context. */

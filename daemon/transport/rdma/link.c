@@ -190,21 +190,20 @@ void rdma_link_set_tos(struct rdma_link *link)
 static void link_up(struct rdma_link *link)
 {
 	struct rdma_peer *state = link->peer->rdma;
+	unsigned *n_under_way = link->is_accepting ? &link->peer->n_coming : &state->n_dialing;
+	enum rdma_link_state before = link->state;
 	char address[TRANSPORT_ADDRESS_MAX];
 	struct address theirs = { 0 };
 	int r;
 
 	loop_timer_cancel(&link->timer);
-	if (link->is_accepting)
-		link->peer->n_coming--;
-	else
-		state->n_dialing--;
+	--*n_under_way;
 	link->state = LINK_UP;
 	r = link->rdma->steps->up(link->peer, link, link->rail, link->is_accepting);
 	if (r) {
-		if (link->is_accepting)
-			link->rdma->transport->port.n_accepted--;
-		rdma_link_free(link);
+		++*n_under_way;
+		link->state = before;
+		rdma_link_lost(link, r, "out of memory");
 		return;
 	}
 	memcpy(&theirs.storage, rdma_get_peer_addr(link->id), sizeof(theirs.in6));

@@ -113,8 +113,11 @@ bool rdma_lane_lost(struct lane *lane, bool is_silent)
 void rdma_lane_closed(struct peer *peer, unsigned n_moved)
 {
 	metric_add(&peer->transport->rdma->metrics.calls_moved, n_moved);
-	if (peer->kind == PEER_CALLED && peer->state == PEER_UP && !peer->rdma->timer.loop &&
-	    !peer->rdma->n_dialing)
+	if (peer->kind != PEER_CALLED || peer->state != PEER_UP)
+		return;
+	peer->rdma->has_failed = true;
+	peer->rdma->redial_ns = RDMA_REDIAL_MIN_NS;
+	if (!peer->rdma->n_dialing)
 		rdma_dial_over(peer);
 }
 

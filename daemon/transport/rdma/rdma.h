@@ -175,7 +175,7 @@ struct rdma_peer {
 	bool has_offered;
 	unsigned generation; /* of rail numbers */
 	unsigned n_dialing;
-	bool has_failed; /* a rail of the last offer: it is dialed again */
+	bool has_failed; /* a rail, since the last offer: it is dialed again */
 	uint64_t redial_ns;
 	struct loop_timer
 		timer; /* to ask again; while nothing has come up and RDMA is a must: the end of it */

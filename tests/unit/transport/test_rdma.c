@@ -786,6 +786,51 @@ TEST_TIMEOUT(a_window_that_is_left_open, LIMIT_S)
 	pair_free(pair);
 }
 
+/* However long another has been dialed in vain, or while another is being dialed. */
+TEST_TIMEOUT(a_rail_that_breaks_is_dialed_soon, LIMIT_S)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		pair_of_two_rails(&variants[0], TRANSPORT_AUTO, TRANSPORT_WINDOWS_AUTO);
+	uint64_t late_ns = clock_now_ns() + 10 * LIMIT_S * NSEC_PER_SEC;
+	struct rdma_peer *state = pair->peer->rdma;
+
+	ASSERT_OK(loop_timer_set(pair->loop, &state->timer, late_ns));
+	state->redial_ns = 120 * NSEC_PER_SEC;
+	break_link(&pair->a);
+	PAIR_UNTIL(pair, state->has_failed);
+	ASSERT_TRUE(state->timer.loop && state->timer.at_ns < late_ns);
+	PAIR_UNTIL(pair, n_links(&pair->a) == 2 && n_links(&pair->b) == 2);
+	ASSERT_TRUE(!state->timer.loop && !state->has_failed);
+	state->n_dialing++;
+	break_link(&pair->a);
+	PAIR_UNTIL(pair, state->has_failed);
+	ASSERT_TRUE(!state->timer.loop);
+	state->n_dialing--;
+}
+
+static int up_without_memory(struct peer *peer, struct rdma_link *link, unsigned rail,
+			     bool is_accepted)
+{
+	return -ENOMEM;
+}
+
+TEST_TIMEOUT(a_rail_for_which_there_was_no_memory_is_dialed_again, LIMIT_S)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_of(&variants[0], TRANSPORT_AUTO);
+	struct rdma *rdma = pair->a.transport->rdma;
+	const struct rdma_steps *real = rdma->steps;
+	struct rdma_steps steps = *real;
+
+	steps.up = up_without_memory;
+	rdma->steps = &steps;
+	PAIR_UNTIL(pair, pair->peer->rdma && pair->peer->rdma->failure.status);
+	ASSERT_EQ(pair->peer->rdma->failure.status, -ENOMEM);
+	ASSERT_EQ(pair->peer->rdma->n_dialing, 0);
+	ASSERT_TRUE(pair->peer->rdma->timer.loop);
+	rdma->steps = real;
+	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));
+}
+
 /* Of an address that has as much as it may, one of two rails comes back, and the other once there is room. */
 TEST_TIMEOUT(an_address_has_its_share_of_connections, LIMIT_S)
 {

@@ -183,7 +183,7 @@ TEST_TIMEOUT(a_rail_that_fails_is_dialed_again, LIMIT_S)
 		struct pair *pair;
 
 		config.has_two_rails = true;
-		fake_fail("rdma_connect", EIO, nth, 1);
+		fake_fail("rdma_establish", EIO, nth, 1);
 		pair = pair_new_with(&config);
 		PAIR_UNTIL(pair, counters_of(&pair->a).links && !pair->peer->rdma->n_dialing);
 		ASSERT_EQ(counters_of(&pair->a).links, 1);
@@ -191,7 +191,7 @@ TEST_TIMEOUT(a_rail_that_fails_is_dialed_again, LIMIT_S)
 		PAIR_UNTIL(pair, counters_of(&pair->a).links == 2);
 		echo_all(pair);
 		pair_free(pair);
-		fake_fail("rdma_connect", 0, 1, 0);
+		fake_fail("rdma_establish", 0, 1, 0);
 	}
 }
 
