@@ -64,7 +64,7 @@ struct peer {
 	bool offers_probe;	 /* peer_offer_probe() */
 	uint64_t features;	 /* DATA_FEATURE_* of both sides */
 	struct rdma_peer *rdma;	 /* NULL: not both sides have it */
-	unsigned n_coming;	 /* accepted by RDMA, and no lane's yet */
+	unsigned n_accepting;	 /* connections by RDMA that are no lane yet */
 	struct loop_timer timer; /* armed while there is business, and one turn longer */
 	struct quota
 		quota; /* its calls, and our answers; any thread, where there are data threads */

@@ -105,7 +105,7 @@ static const char *on_request(struct rdma *rdma, struct rdma_cm_id *id,
 		return "out of memory";
 	(*ret_link)->is_accepting = true;
 	transport->port.n_accepted++;
-	peer->n_coming++;
+	peer->n_accepting++;
 	(*ret_link)->port = port;
 	(*ret_link)->rail = UINT_MAX; /* not yet */
 	(*ret_link)->n_theirs = hello.receives;

@@ -118,8 +118,8 @@ void rdma_dial(struct peer *peer, const struct data_rdma_offer *wire)
 	state->n_dialing++; /* so that the first failure is not the end */
 	for (unsigned i = 0; i < MAX(offer.n_rails, rdma->n_ports); i++)
 		dial_one(peer, &offer, i);
-	if (!--state->n_dialing && (state->has_failed || !peer_n_rails(peer)))
-		rdma_dial_over(peer);
+	state->n_dialing--;
+	rdma_dial_over(peer);
 }
 
 int rdma_link_connect(struct rdma_link *link, char *why, size_t size)

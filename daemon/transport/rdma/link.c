@@ -26,7 +26,7 @@ struct rdma_link *rdma_link_free(struct rdma_link *link)
 		(void)rdma->verbs->cm_destroy_id(link->id);
 	if (link->is_accepting && link->state != LINK_UP) {
 		rdma->transport->port.n_accepted--;
-		link->peer->n_coming--;
+		link->peer->n_accepting--;
 	}
 	free(link);
 	return NULL;
@@ -190,13 +190,14 @@ void rdma_link_set_tos(struct rdma_link *link)
 static void link_up(struct rdma_link *link)
 {
 	struct rdma_peer *state = link->peer->rdma;
-	unsigned *n_under_way = link->is_accepting ? &link->peer->n_coming : &state->n_dialing;
+	unsigned *n_under_way = link->is_accepting ? &link->peer->n_accepting : &state->n_dialing;
 	enum rdma_link_state before = link->state;
 	char address[TRANSPORT_ADDRESS_MAX];
 	struct address theirs = { 0 };
 	int r;
 
 	loop_timer_cancel(&link->timer);
+	/* Before it is up, as that may lose the peer, which drops links that are not, and counts none any more. */
 	--*n_under_way;
 	link->state = LINK_UP;
 	r = link->rdma->steps->up(link->peer, link, link->rail, link->is_accepting);
@@ -213,10 +214,7 @@ static void link_up(struct rdma_link *link)
 	metric_add(&link->rdma->metrics.links, 1);
 	state->is_up = true;
 	state->redial_ns = RDMA_REDIAL_MIN_NS;
-	if (link->is_accepting || state->n_dialing)
-		return;
-	loop_timer_cancel(&state->timer);
-	if (state->has_failed)
+	if (!link->is_accepting)
 		link->rdma->steps->over(link->peer);
 }
 
@@ -235,8 +233,10 @@ void rdma_link_lost(struct rdma_link *link, int status, const char *why)
 		transport_complain(link->rdma->transport, "%s: rdma: %s", peer->name, why);
 	}
 	rdma_link_free(link);
-	if (is_ours && !--peer->rdma->n_dialing)
-		rdma->steps->over(peer);
+	if (!is_ours)
+		return;
+	peer->rdma->n_dialing--;
+	rdma->steps->over(peer);
 }
 
 void rdma_links_drop(struct peer *peer)

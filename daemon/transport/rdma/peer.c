@@ -1,6 +1,6 @@
 /*
  * What a peer has of RDMA beside its lanes: offers, and the timer that asks for another when a
- * lane broke. peer/peer.c, tcp/dial.c and tcp/accept.c call, by the table. Home thread.
+ * rail broke, or could not be made. peer/peer.c, tcp/dial.c and tcp/accept.c call, by the table. Home thread.
  */
 #include "transport/rdma/link.h"
 #include "transport/rdma/rdma.h"
@@ -19,24 +19,36 @@ void rdma_send_offer(struct peer *peer, const struct data_rdma_offer *offer)
 	(void)peer_notice(peer, &header, offer);
 }
 
-/* Nothing is being made any more. */
+/* Without memory for the timer no rail is made until another breaks. */
+static void ask_later(struct peer *peer)
+{
+	struct rdma_peer *state = peer->rdma;
+
+	if (loop_timer_set(peer->transport->loop, &state->timer, clock_now_ns() + state->redial_ns))
+		return;
+	state->redial_ns = MIN(2 * state->redial_ns, (uint64_t)REDIAL_MAX_NS);
+}
+
 void rdma_dial_over(struct peer *peer)
 {
 	struct rdma_peer *state = peer->rdma;
 	struct rdma *rdma = peer->transport->rdma;
 	char text[ERROR_TEXT_MAX + 1];
 
+	if (peer->state != PEER_UP || state->n_dialing || !state->has_failed)
+		return;
 	if (rdma->transport->settings.is_rdma_strict && !peer_n_rails(peer) && !state->is_up) {
 		(void)snprintf(text, sizeof(text), "no RDMA, and transport = rdma wants it: %.300s",
 			       state->failure.text);
 		peer_lose(peer, state->failure.status ?: -ECONNREFUSED, text);
 		return;
 	}
-	if (!peer_n_rails(peer) && state->failure.status)
-		log_notice("%s: rdma: %s; parts go by TCP", peer->name, state->failure.text);
-	if (loop_timer_set(peer->transport->loop, &state->timer, clock_now_ns() + state->redial_ns))
-		return;
-	state->redial_ns = MIN(2 * state->redial_ns, (uint64_t)REDIAL_MAX_NS);
+	/* Beside other rails once, until one breaks or comes up. */
+	if (state->failure.status &&
+	    (!peer_n_rails(peer) || state->redial_ns == RDMA_REDIAL_MIN_NS))
+		log_notice("%s: rdma: %s; parts go by %s", peer->name, state->failure.text,
+			   peer_n_rails(peer) ? "other rails" : "TCP");
+	ask_later(peer);
 }
 
 static void peer_on_timer(struct loop_timer *timer)
@@ -48,10 +60,13 @@ static void peer_on_timer(struct loop_timer *timer)
 		return;
 	if (peer->transport->settings.is_rdma_strict && !state->is_up) {
 		(void)failure_set(&state->failure, -ETIMEDOUT, "it makes no offer");
+		state->has_failed = true;
 		rdma_dial_over(peer);
 		return;
 	}
 	rdma_send_offer(peer, NULL);
+	/* An offer ends that. */
+	ask_later(peer);
 }
 
 int rdma_begin(struct peer *peer)
@@ -117,8 +132,7 @@ void rdma_lane_closed(struct peer *peer, unsigned n_moved)
 		return;
 	peer->rdma->has_failed = true;
 	peer->rdma->redial_ns = RDMA_REDIAL_MIN_NS;
-	if (!peer->rdma->n_dialing)
-		rdma_dial_over(peer);
+	rdma_dial_over(peer);
 }
 
 void rdma_peer_close(struct peer *peer)

@@ -105,7 +105,7 @@ struct rdma_steps {
 			 size_t size);
 	/* It becomes a lane, which owns it then. Returns 0 or -errno. */
 	int (*up)(struct peer *peer, struct rdma_link *link, unsigned rail, bool is_accepted);
-	/* Nothing is being made any more. */
+	/* rdma_dial_over() */
 	void (*over)(struct peer *peer);
 };
 
@@ -167,7 +167,7 @@ void rdma_explain(int error, const char *what, char *text, size_t size);
 
 /*
  * What a peer has of RDMA beside its lanes. The accepting side keeps the nonce of its last offer; the connecting side
- * makes a link to each rail of an offer that has none, and asks for another offer after a pause when one breaks.
+ * makes a link to each rail of an offer that has none, and asks for another offer after a pause when one breaks or cannot be made.
  */
 struct rdma_peer {
 	struct peer *peer;
@@ -207,5 +207,8 @@ void rdma_dial(struct peer *peer, const struct data_rdma_offer *wire);
 /* peer.c */
 /* With an offer, or asking for one. */
 void rdma_send_offer(struct peer *peer, const struct data_rdma_offer *offer);
-/* Nothing is being made any more. */
+/*
+ * To be called when a link has come up or failed. Once none is being made, and if one has failed, another offer is asked for
+ * after a pause; a peer that has to have RDMA, and never had, is lost.
+ */
 void rdma_dial_over(struct peer *peer);

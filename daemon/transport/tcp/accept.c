@@ -145,7 +145,7 @@ bool accept_has_its_share(const struct transport *transport, const char *source)
 	list_for_each (peer, &transport->peers, link) {
 		if (peer->kind != PEER_CALLING || strcmp(peer->source, source))
 			continue;
-		n += peer->n_coming;
+		n += peer->n_accepting;
 		list_for_each (lane, &peer->lanes, link)
 			n += lane->is_accepted;
 	}

@@ -300,6 +300,16 @@ static unsigned n_links(const struct pair_side *side)
 	return n;
 }
 
+static unsigned n_accepting(const struct pair_side *side)
+{
+	const struct peer *peer;
+	unsigned n = 0;
+
+	list_for_each (peer, &side->transport->peers, link)
+		n += peer->n_accepting;
+	return n;
+}
+
 static struct pair *pair_of_two_rails(const struct pair_variant *v, enum transport_kind kind,
 				      enum transport_windows windows)
 {
@@ -786,7 +796,7 @@ TEST_TIMEOUT(a_window_that_is_left_open, LIMIT_S)
 	pair_free(pair);
 }
 
-/* However long another has been dialed in vain, or while another is being dialed. */
+/* Also where another rail has long been dialed in vain, or is being dialed. */
 TEST_TIMEOUT(a_rail_that_breaks_is_dialed_soon, LIMIT_S)
 {
 	_cleanup_(pair_freep) struct pair *pair =
@@ -806,6 +816,10 @@ TEST_TIMEOUT(a_rail_that_breaks_is_dialed_soon, LIMIT_S)
 	PAIR_UNTIL(pair, state->has_failed);
 	ASSERT_TRUE(!state->timer.loop);
 	state->n_dialing--;
+	rdma_dial_over(pair->peer);
+	PAIR_UNTIL(pair, n_links(&pair->a) == 2 && n_links(&pair->b) == 2);
+	ASSERT_EQ(pair->b.transport->port.n_accepted, 4);
+	ASSERT_EQ(n_accepting(&pair->b), 0);
 }
 
 static int up_without_memory(struct peer *peer, struct rdma_link *link, unsigned rail,
@@ -872,6 +886,7 @@ TEST_TIMEOUT(the_key_is_proved_once_more, LIMIT_S)
 	PAIR_UNTIL(pair, pair->peer->rdma->failure.status);
 	ASSERT_CONTAINS(pair->peer->rdma->failure.text, "refused");
 	ASSERT_TRUE(!link_of(&pair->a) && !link_of(&pair->b));
+	ASSERT_EQ(n_accepting(&pair->b), 0);
 	ASSERT_OK(transport_set_key(pair->a.transport, "key", 3));
 	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));
 }

@@ -175,23 +175,33 @@ TEST_TIMEOUT(each_call_that_makes_a_connection_fails, LIMIT_S)
 	}
 }
 
-/* Whichever of them is heard of first. */
+/* Whether it fails before the other rail comes up, after that, or at once with the other. */
 TEST_TIMEOUT(a_rail_that_fails_is_dialed_again, LIMIT_S)
 {
-	for (unsigned nth = 1; nth <= 2; nth++) {
+	static const struct {
+		const char *call;
+		unsigned nth, n, links;
+	} cases[] = {
+		{ "rdma_establish", 1, 1, 1 },
+		{ "rdma_establish", 2, 1, 1 },
+		{ "rdma_resolve_addr", 1, 2, 0 },
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		struct pair_config config = config_of(&variants[0], TRANSPORT_AUTO);
 		struct pair *pair;
 
 		config.has_two_rails = true;
-		fake_fail("rdma_establish", EIO, nth, 1);
+		fake_fail(cases[i].call, EIO, cases[i].nth, cases[i].n);
 		pair = pair_new_with(&config);
-		PAIR_UNTIL(pair, counters_of(&pair->a).links && !pair->peer->rdma->n_dialing);
-		ASSERT_EQ(counters_of(&pair->a).links, 1);
+		PAIR_UNTIL(pair, pair->peer->rdma && pair->peer->rdma->has_failed &&
+					 !pair->peer->rdma->n_dialing);
+		ASSERT_EQ(counters_of(&pair->a).links, cases[i].links);
 		ASSERT_TRUE(pair->peer->rdma->timer.loop);
 		PAIR_UNTIL(pair, counters_of(&pair->a).links == 2);
 		echo_all(pair);
 		pair_free(pair);
-		fake_fail("rdma_establish", 0, 1, 0);
+		fake_fail(cases[i].call, 0, 1, 0);
 	}
 }
 
