@@ -170,12 +170,12 @@ struct retention {
 	bool resume; /* the job is such a job */
 	enum {
 		OFFERS_AWAITED,
-		OFFERS_JOINING, /* those of all nodes that have not left are here */
-		OFFERS_JOINED,
+		OFFERS_COMBINING, /* those of all nodes that have not left are here */
+		OFFERS_COMBINED,
 	} offers;
-	struct chore joining;	 /* puts the offers together, part by part: */
-	struct list *joining_at; /* it comes to this one of store.parts next */
-	struct mail telling;	 /* is_telling: nodes what all of them have */
+	struct chore combining;	   /* puts the offers together, part by part: */
+	struct list *combining_at; /* it comes to this one of store.parts next */
+	struct mail telling;	   /* is_telling: nodes what all of them have */
 	bool is_telling;
 	struct chore acking; /* slots hear of what nodes have said that they keep */
 };

@@ -125,7 +125,7 @@ static void tell(struct job *job)
 void keep_end(struct job *job)
 {
 	loop_abort(&job->retention.acking);
-	loop_abort(&job->retention.joining);
+	loop_abort(&job->retention.combining);
 	if (job->retention.is_telling)
 		loop_unpost(job->server->params.loop, &job->retention.telling);
 	job->retention.is_telling = false;

@@ -26,23 +26,23 @@ uint32_t offered_result_len(const struct job *job, const struct data_header *hea
 bool offered_is_complete(const struct job *job)
 {
 	return !job->retention.resume || !job->placement.fresh ||
-	       !stragglers_any(&job->stragglers) || job->retention.offers == OFFERS_JOINED;
+	       !stragglers_any(&job->stragglers) || job->retention.offers == OFFERS_COMBINED;
 }
 
-bool offered_is_joining(const struct job *job)
+bool offered_is_combining(const struct job *job)
 {
-	return !offered_is_complete(job) && job->retention.offers == OFFERS_JOINING;
+	return !offered_is_complete(job) && job->retention.offers == OFFERS_COMBINING;
 }
 
 bool offered_is_over(const struct job *job)
 {
-	return offered_is_complete(job) || offered_is_joining(job);
+	return offered_is_complete(job) || offered_is_combining(job);
 }
 
 /* A job may have a hundred thousand parts. Returns whether there are more. */
 static bool step(struct job *job)
 {
-	struct list **at = &job->retention.joining_at;
+	struct list **at = &job->retention.combining_at;
 
 	for (uint64_t n = 0; *at != &job->store.parts; n++) {
 		struct part *part = container_of(*at, struct part, in_job);
@@ -54,14 +54,14 @@ static bool step(struct job *job)
 		if (!quorum_offered(job, part))
 			return false;
 	}
-	job->retention.offers = OFFERS_JOINED;
+	job->retention.offers = OFFERS_COMBINED;
 	sweep(job, SWEEP_NEWS);
 	return false;
 }
 
 static bool on_step(struct chore *chore)
 {
-	struct job *job = container_of(chore, struct job, retention.joining);
+	struct job *job = container_of(chore, struct job, retention.combining);
 	bool more;
 
 	if (job->state != JOB_RUNNING)
@@ -80,11 +80,11 @@ static void look(struct job *job)
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (!job->nodes[i].offers.complete && !job->nodes[i].departed)
 			return;
-	job->retention.offers = OFFERS_JOINING;
-	job->retention.joining_at = job->store.parts.next;
-	job->retention.joining.step = on_step;
-	if (on_step(&job->retention.joining))
-		loop_begin(job->server->params.loop, &job->retention.joining);
+	job->retention.offers = OFFERS_COMBINING;
+	job->retention.combining_at = job->store.parts.next;
+	job->retention.combining.step = on_step;
+	if (on_step(&job->retention.combining))
+		loop_begin(job->server->params.loop, &job->retention.combining);
 }
 
 /*

@@ -10,7 +10,7 @@
 /* Whether sums may be made. */
 bool offered_is_complete(const struct job *job);
 /* Whether all have offered, and sums may be made once that is put together: in a moment. */
-bool offered_is_joining(const struct job *job);
+bool offered_is_combining(const struct job *job);
 /* Whether what nodes offer counts no more: all have. */
 bool offered_is_over(const struct job *job);
 /* An OFFER has come and been looked at; a node has said how many it has made. May end the job. */

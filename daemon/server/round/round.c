@@ -490,7 +490,7 @@ static void expire(struct slot *slot, uint64_t now_ns)
 	struct round_text text;
 	const char *ranks, *what;
 
-	if (offered_is_joining(job)) {
+	if (offered_is_combining(job)) {
 		sweep_until(job, now_ns);
 		return;
 	}
