@@ -343,7 +343,7 @@ TEST(a_handle_that_is_none_leaves_no_context)
 	(void)fd_close(trace);
 }
 
-/* Nor may it make contexts without end. */
+/* Imports that fail make no contexts without end. */
 TEST(after_many_failures_no_context_is_made)
 {
 	struct gpu_command good = allocate(0, 1), none = good;

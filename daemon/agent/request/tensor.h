@@ -11,7 +11,7 @@
 struct agent_job;
 struct agent_member;
 
-/* Its set-up at a home: setup.c, names.c. */
+/* A tensor's set-up at a home: setup.c. */
 struct agent_tensor_setup {
 	uint64_t serial;    /* no other tensor has had it; 0: the tensor is gone */
 	uint64_t said_home; /* fleet.n_homes when a home was last asked about the tensor */

@@ -14,7 +14,7 @@ struct unmap_charge {
 	uint64_t amount;
 };
 enum { UNMAP_CHARGES = 3 };
-/* They are charged to nobody any more; again is nothing. */
+/* Releases the charges. A second call does nothing. */
 void unmap_release(struct unmap_charge charges[UNMAP_CHARGES]);
 
 /* Nobody uses it any more, and nobody else has it. It is unmapped at once if it is small, and soon if not. */

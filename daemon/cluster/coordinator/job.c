@@ -74,11 +74,13 @@ static void refuse(struct rpc_call *call, int r, const char *they)
 {
 	char text[128];
 
-	if (r == -ENOBUFS)
-		(void)snprintf(text, sizeof(text),
-			       "too many jobs %s: a member may have as many as it leaves to others",
-			       they);
-	rpc_call_fail(call, r, r == -ENOBUFS ? text : strerror(-r));
+	if (r != -ENOBUFS) {
+		rpc_call_fail(call, r, strerror(-r));
+		return;
+	}
+	(void)snprintf(text, sizeof(text),
+		       "too many jobs %s: a member may have as many as it leaves to others", they);
+	rpc_call_fail(call, r, text);
 }
 
 static int job_new(struct coordinator *c, const struct member *member, const char *name,

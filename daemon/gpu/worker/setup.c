@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-/* On a device on which none has succeeded: each makes a context, which other processes feel. */
+/* Imports that may fail on a device before one succeeds: each makes a context, which other processes feel. */
 #define FAILED_MAX 64u
 
 struct job {
@@ -240,7 +240,7 @@ static int import(const struct gpu_command *command, int fd, char *text, size_t 
 			FAILED_MAX, device->number, device->name);
 		return -EINVAL;
 	}
-	/* Who lets us wait here, or when it is closed, keeps his own job, and no context. */
+	/* To open the descriptor, or to close it, may wait for its trainer: then only this job waits, and holds no new context. */
 	if (command->kind != MEMORY_CUDA_IPC)
 		allocation = porter_open_frame(fd);
 	open_device(device);
