@@ -15,8 +15,8 @@
 #define SOCKET_USER   "bps/bps.sock" /* below $XDG_RUNTIME_DIR */
 #define LEAVE_NS      (10 * INT64_C(1000000000))
 
-#define STAGING_ARENA_MIN \
-	(UINT64_C(4) << 20) /* all of it is memory: a rank that stages little takes no more */
+/* All of it is memory, and made at once: a rank that stages little pays for no more. */
+#define STAGING_ARENA_MIN (UINT64_C(256) << 10)
 
 #define ASSERT_SAME(a, b) static_assert((int)(a) == (int)(b), "bps.h repeats proto/types.h")
 ASSERT_SAME(BPS_FLOAT64, DTYPE_FLOAT64);

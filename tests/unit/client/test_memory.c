@@ -260,7 +260,7 @@ TEST(staging)
 	}
 	ASSERT_EQ(told(fake)->n_shares, 1);
 	/* All of it is memory, also what is not used. */
-	ASSERT_EQ(told(fake)->shared_len, 4 * MIB);
+	ASSERT_EQ(told(fake)->shared_len, MIB / 4);
 
 	/* In place, in one range. */
 	request = push_pull(tensor, input, input);
@@ -362,13 +362,18 @@ TEST(staged_ranges_are_joined)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
 	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
-	_cleanup_(bps_tensor_freep) struct bps_tensor *one = NULL, *two = NULL;
-	char *data = calloc(2, MIB);
+	_cleanup_(bps_tensor_freep) struct bps_tensor *one = NULL, *two = NULL, *four = NULL;
+	char *data = calloc(4, MIB);
 	struct bps_request *requests[3];
-	unsigned n_done = 0;
+	unsigned n_done = 1;
 
 	ASSERT_OK(bps_tensor_declare(client, "one", BPS_UINT8, MIB, &one));
 	ASSERT_OK(bps_tensor_declare(client, "two", BPS_UINT8, 2 * MIB, &two));
+	ASSERT_OK(bps_tensor_declare(client, "four", BPS_UINT8, 4 * MIB, &four));
+	/* From now on there is one arena, of 4 MiB. */
+	requests[0] = push_pull(four, data, data);
+	ASSERT_OK(bps_request_wait(requests[0], BPS_FOREVER));
+	bps_request_free(requests[0]);
 	FAKE_SET(fake, hold, true);
 	for (unsigned first = 0; first < 2; first++) {
 		for (unsigned i = 0; i < 3; i++)
@@ -437,15 +442,15 @@ TEST(staging_within_a_quota)
 	_cleanup_(bps_tensor_freep) struct bps_tensor *tensor = NULL;
 	struct bps_submit_params params = { .size = sizeof(params), .operation = BPS_PUSH_PULL };
 	struct bps_request *request, *refused;
-	size_t len = 3 * MIB;
+	size_t len = 100000;
 	char *data = calloc(1, len);
 
-	/* Not 4 MiB; but what the tensor needs. */
-	FAKE_SET(fake, share_quota, 4 * MIB - 4096);
+	/* Not an arena of 256 KiB; but what the tensor needs. */
+	FAKE_SET(fake, share_quota, 150000);
 	FAKE_SET(fake, hold, true);
 	ASSERT_OK(bps_tensor_declare(client, "t", BPS_UINT8, len, &tensor));
 	request = push_pull(tensor, data, data);
-	ASSERT_EQ(told(fake)->shared_len, 3 * MIB);
+	ASSERT_EQ(told(fake)->shared_len, align_up(len, 4096));
 	params.input = params.output = data;
 	ASSERT_FAILS(bps_submit(tensor, &params, &refused), EDQUOT, "limit of a session");
 	/* The one that was refused left no trace: not in the order of rounds either. */
