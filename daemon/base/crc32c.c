@@ -35,7 +35,7 @@
 
 static uint32_t bytes[8][256]; /* a byte, followed by 0 to 7 zero bytes */
 static uint32_t long_zeros[4][256], short_zeros[4][256];
-static bool has_instruction, has_wide;
+static bool has_instruction, has_wide, has_product;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void make_bytes(void)
@@ -144,13 +144,46 @@ WIDE_TARGET static uint32_t wide(uint32_t crc, const unsigned char **data, size_
 
 #endif
 
+/*
+ * By n: x to the power of 8 n - 32. A checksum multiplied by that, and then put through the 32 powers
+ * that a checksum adds, has n zero bytes behind it.
+ */
+static uint32_t behind[CRC32C_JOIN_MAX + 1];
+
+static void make_behind(void)
+{
+	uint32_t crc = 1u << 31; /* x^0 */
+
+	for (unsigned i = 0; i < 32; i++)
+		crc = crc >> 31 ? (crc ^ POLYNOMIAL) << 1 | 1 : crc << 1;
+	for (size_t n = 0; n <= CRC32C_JOIN_MAX; n++) {
+		behind[n] = crc;
+		crc = crc >> 8 ^ bytes[0][crc & 0xff];
+	}
+}
+
+#if defined(__x86_64__)
+
+/* A product of two reflected numbers is one power short. */
+__attribute__((target("pclmul,sse4.2"))) static uint32_t multiply(uint32_t crc, uint32_t by)
+{
+	__m128i product =
+		_mm_clmulepi64_si128(_mm_cvtsi32_si128((int)crc), _mm_cvtsi32_si128((int)by), 0x00);
+
+	return (uint32_t)_mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product) << 1);
+}
+
+#endif
+
 static void init(void)
 {
 	make_bytes();
 	make_zeros(long_zeros, LONG);
 	make_zeros(short_zeros, SHORT);
+	make_behind();
 #if defined(__x86_64__)
 	has_instruction = __builtin_cpu_supports("sse4.2");
+	has_product = has_instruction && __builtin_cpu_supports("pclmul");
 	has_wide = has_instruction && __builtin_cpu_supports("avx512f") &&
 		   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("vpclmulqdq");
 	if (has_wide)
@@ -168,16 +201,20 @@ static uint64_t load(const unsigned char *data)
 	return word;
 }
 
+static uint32_t of_word(uint64_t word)
+{
+	uint32_t crc = 0;
+
+	for (unsigned i = 0; i < 8; i++)
+		crc ^= bytes[7 - i][word >> 8 * i & 0xff];
+	return crc;
+}
+
 static uint32_t portable(uint32_t crc, const unsigned char *data, size_t len)
 {
 	crc = ~crc;
-	for (; len >= 8; len -= 8, data += 8) {
-		uint64_t word = le64toh(load(data)) ^ crc;
-
-		crc = 0;
-		for (unsigned i = 0; i < 8; i++)
-			crc ^= bytes[7 - i][word >> 8 * i & 0xff];
-	}
+	for (; len >= 8; len -= 8, data += 8)
+		crc = of_word(le64toh(load(data)) ^ crc);
 	for (; len; len--)
 		crc = crc >> 8 ^ bytes[0][(crc ^ *data++) & 0xff];
 	return ~crc;
@@ -242,4 +279,24 @@ uint32_t crc32c(uint32_t crc, const void *data, size_t len)
 		return by_instruction(crc, data, len);
 #endif
 	return portable(crc, data, len);
+}
+
+uint32_t crc32c_join_portable(uint32_t first, uint32_t second, size_t len)
+{
+	uint64_t product = 0;
+
+	(void)pthread_once(&once, init);
+	for (unsigned bit = 0; bit < 32; bit++)
+		product ^= behind[len] >> bit & 1 ? (uint64_t)first << bit : 0;
+	return of_word(product << 1) ^ second;
+}
+
+uint32_t crc32c_join(uint32_t first, uint32_t second, size_t len)
+{
+	(void)pthread_once(&once, init);
+#if defined(__x86_64__)
+	if (has_product)
+		return multiply(first, behind[len]) ^ second;
+#endif
+	return crc32c_join_portable(first, second, len);
 }

@@ -60,6 +60,7 @@ struct message {
 	int32_t priority;
 	uint8_t kind;
 	bool urgent;
+	bool is_checked; /* an answer whose payload's checksum is known */
 };
 
 /*
@@ -398,6 +399,16 @@ static inline void peer_tell(struct peer *peer, const struct data_header *header
  */
 void delivery_answer(struct delivery *delivery, const struct data_header *header,
 		     struct block *block, const void *payload);
+/*
+ * The same of one of several calls that have one answer, which nobody changes: where one is needed and the payload is small, its
+ * checksum is made once. check: of the answer, zero before the first.
+ */
+struct answer_check {
+	uint32_t value;
+	bool is_known;
+};
+void delivery_answer_also(struct delivery *delivery, const struct data_header *header,
+			  struct block *block, struct answer_check *check);
 /*
  * Whether the memory of its payload is the receiver's alone, to write to, and to keep by a reference to payload_block: neither the
  * caller's nor open to its RDMA device.

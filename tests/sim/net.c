@@ -829,6 +829,13 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 	peer_free_if_unused(peer);
 }
 
+void delivery_answer_also(struct delivery *delivery, const struct data_header *header,
+			  struct block *block, struct answer_check *check)
+{
+	(void)check;
+	delivery_answer(delivery, header, block, NULL);
+}
+
 void delivery_fail(struct delivery *delivery, int status, const char *text)
 {
 	const struct data_header *asked = &delivery->header;

@@ -129,7 +129,8 @@ struct slot {
 	/* The sum; the pool's while summing. */
 	struct task task;
 	struct reduce_params reduce;
-	struct block *result; /* NULL: none has data */
+	struct block *result;	   /* NULL: none has data */
+	struct answer_check check; /* of it */
 	struct delivery
 		*in_place; /* while it is made: of a node of this process, in whose memory it is */
 	bool is_kept_here; /* that node keeps it until all have it, whatever becomes of this process */

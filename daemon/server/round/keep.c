@@ -180,7 +180,7 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 		quorum_count(slot, number);
 	}
 	FAILPOINT("server-result-answered");
-	delivery_answer(delivery, header, wants ? slot->result : NULL, NULL);
+	delivery_answer_also(delivery, header, wants ? slot->result : NULL, &slot->check);
 }
 
 static void answer_safe(struct slot *slot)

@@ -11,6 +11,7 @@
 #include <openssl/crypto.h>
 
 static_assert(SEAL_MAX >= DATA_CHECK_LEN, "either fits");
+static_assert(DATA_PACKED_MAX <= CRC32C_JOIN_MAX, "what goes into a pack may be joined");
 static_assert(DATA_TAG_LEN == GMAC_TAG_LEN && DATA_PROOF_LEN >= GMAC_KEY_LEN, "as GMAC has them");
 
 int seal_init(struct seal *seal, const unsigned char *key)
@@ -44,6 +45,11 @@ void seal_add(struct seal *seal, const void *data, size_t len)
 		seal->crc = crc32c(seal->crc, data, len);
 	else if (!gmac_add(seal->gmac, data, len))
 		seal->is_broken = true;
+}
+
+void seal_join(struct seal *seal, uint32_t crc, size_t len)
+{
+	seal->crc = crc32c_join(seal->crc, crc, len);
 }
 
 void seal_end(struct seal *seal, unsigned char *ret_tag)

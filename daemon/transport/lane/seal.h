@@ -21,12 +21,20 @@ struct seal {
 	bool is_broken; /* its library failed: none is right from here on */
 };
 
+/* Any thread, from seal_init() to seal_done(). */
+static inline bool seal_is_checksum(const struct seal *seal)
+{
+	return seal->len && !seal->gmac;
+}
+
 /* key: DATA_PROOF_LEN bytes, or NULL for checksums. Returns 0 or -ENOMEM. */
 int seal_init(struct seal *seal, const unsigned char *key);
 void seal_done(struct seal *seal);
 /* Pieces of what one tag stands for, in order. */
 void seal_begin(struct seal *seal);
 void seal_add(struct seal *seal, const void *data, size_t len);
+/* A piece by its checksum, of at most CRC32C_JOIN_MAX bytes, where seals are checksums: seal_is_checksum(). */
+void seal_join(struct seal *seal, uint32_t crc, size_t len);
 /* seal->len bytes. */
 void seal_end(struct seal *seal, unsigned char *ret_tag);
 /* Ends it, and says whether the other side's tag is that; the time it takes says nothing. */

@@ -9,6 +9,7 @@
 #include "transport/lane/lane.h"
 #include "transport/peer/peer.h"
 
+#include "base/crc32c.h"
 #include <stdio.h>
 
 static void incoming_send(struct incoming *incoming);
@@ -263,6 +264,22 @@ static void incoming_begin(struct incoming *incoming)
 	message->bounce = NULL;
 	message->kind = MESSAGE_ANSWER;
 	message->urgent = !header->len || header->op != DATA_RESULT;
+	message->is_checked = false;
+}
+
+/* What is larger is read for it when it leaves, by the thread that sends it. */
+static void take_check(struct incoming *incoming, struct answer_check *check)
+{
+	const struct delivery *delivery = &incoming->delivery;
+	uint32_t len = delivery->header.len;
+
+	if (!check || !len || len > DATA_PACKED_MAX || !seal_is_checksum(&incoming->lane->out))
+		return;
+	if (!check->is_known)
+		check->value = crc32c(0, delivery->payload_block->data, len);
+	check->is_known = true;
+	incoming->check = check->value;
+	incoming->message.is_checked = true;
 }
 
 static void incoming_send(struct incoming *incoming)
@@ -271,8 +288,9 @@ static void incoming_send(struct incoming *incoming)
 	lane_send(incoming->lane, &incoming->message);
 }
 
-void delivery_answer(struct delivery *delivery, const struct data_header *header,
-		     struct block *block, const void *payload)
+/* check: NULL, or of all calls that have the same answer. */
+static void answer(struct delivery *delivery, const struct data_header *header, struct block *block,
+		   const void *payload, struct answer_check *check)
 {
 	struct incoming *incoming = container_of(delivery, struct incoming, delivery);
 	struct peer *peer = delivery->peer;
@@ -312,7 +330,21 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 	/* A lane that closes takes nothing: the answer waits to be asked for. */
 	if (!incoming->lane || incoming->lane->is_closing)
 		return;
-	incoming_send(incoming);
+	incoming_begin(incoming);
+	take_check(incoming, check);
+	lane_send(incoming->lane, &incoming->message);
+}
+
+void delivery_answer(struct delivery *delivery, const struct data_header *header,
+		     struct block *block, const void *payload)
+{
+	answer(delivery, header, block, payload, NULL);
+}
+
+void delivery_answer_also(struct delivery *delivery, const struct data_header *header,
+			  struct block *block, struct answer_check *check)
+{
+	answer(delivery, header, block, NULL, check);
 }
 
 bool delivery_is_own(const struct delivery *delivery)

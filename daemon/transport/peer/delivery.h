@@ -24,6 +24,7 @@ struct incoming {
 	/* Of the lane that it first came by, which may be gone; RAIL_TCP of those over TCP. */
 	unsigned rail;
 	uint32_t cookie; /* that it had there */
+	uint32_t check;	 /* of the answer's payload, if message.is_checked */
 	bool is_answered, is_written;
 	bool is_damaged; /* its payload is not what was sent: it is to come again */
 	bool is_kept;	 /* spare when it is free; others are memory of their own */

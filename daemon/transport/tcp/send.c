@@ -9,6 +9,7 @@
 #include "transport/lane/cookies.h"
 #include "transport/lane/lane.h"
 #include "transport/lane/queue.h"
+#include "transport/peer/delivery.h"
 
 #include "base/clock.h"
 #include "base/failpoint.h"
@@ -58,12 +59,19 @@ static size_t add_wrong(struct batch *batch, const char *payload, size_t len)
 	return len;
 }
 
-/* So many bytes more of a frame's payloads, right before the kernel copies them. */
-static void seal_payload(struct lane *lane, struct frame *frame, const void *data, size_t len)
+/*
+ * len bytes more of a frame's payloads, those of a message from `at` on, right before the kernel
+ * copies them.
+ */
+static void seal_payload(struct lane *lane, struct frame *frame, struct message *message, size_t at,
+			 size_t len)
 {
 	if (!lane->out.len || !len)
 		return;
-	seal_add(&lane->out, data, len);
+	if (message->is_checked && len == message->header->len)
+		seal_join(&lane->out, container_of(message, struct incoming, message)->check, len);
+	else
+		seal_add(&lane->out, (const char *)message->payload + at, len);
 	frame->sealed += (uint32_t)len;
 	if (frame->sealed == frame->payload_len)
 		seal_end(&lane->out, frame->seal);
@@ -92,13 +100,13 @@ static void batch_rest(struct batch *batch, const void *data, size_t len, size_t
 /* The payload of a message alone, as far as one system call takes it. */
 static void batch_message(struct lane *lane, struct batch *batch, struct frame *frame, size_t *skip)
 {
-	const struct message *message = frame->messages[0];
+	struct message *message = frame->messages[0];
 	size_t len = message->header->len, n;
 
 	if (*skip < len) {
 		n = MIN(len - *skip, send_bytes(lane) - MIN(batch->len, send_bytes(lane)));
 		if (*skip + n > frame->sealed)
-			seal_payload(lane, frame, (const char *)message->payload + frame->sealed,
+			seal_payload(lane, frame, message, frame->sealed,
 				     *skip + n - frame->sealed);
 		if (n)
 			batch_payload(batch, message, *skip, n);
@@ -187,8 +195,7 @@ static void seal_pack(struct lane *lane, struct frame *frame, struct data_packed
 	if (frame->payload_len)
 		seal_begin(&lane->out);
 	for (unsigned i = 0; i < frame->n; i++)
-		seal_payload(lane, frame, frame->messages[i]->payload,
-			     frame->messages[i]->header->len);
+		seal_payload(lane, frame, frame->messages[i], 0, frame->messages[i]->header->len);
 }
 
 /* Its header is made, and all seals but that of the payload of a message alone, which is begun. */

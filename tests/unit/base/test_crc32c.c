@@ -43,6 +43,26 @@ TEST(published_values)
 	ASSERT_EQ(crc32c_portable(0, data, sizeof(data)), 0x46dd794eu);
 }
 
+/* Any two pieces, also empty ones. */
+TEST(pieces_are_joined)
+{
+	static unsigned char data[2 * CRC32C_JOIN_MAX];
+
+	fill(data, sizeof(data));
+	for (size_t len = 0; len <= CRC32C_JOIN_MAX; len += len < 70 ? 1 : 61) {
+		for (size_t first = 0; first <= CRC32C_JOIN_MAX; first += 1 + first * 3) {
+			uint32_t a = crc32c(0, data, first), b = crc32c(0, data + first, len);
+			uint32_t want = crc32c(0, data, first + len);
+
+			ASSERT_EQ(crc32c_join(a, b, len), want);
+			ASSERT_EQ(crc32c_join_portable(a, b, len), want);
+		}
+	}
+	ASSERT_EQ(crc32c_join(crc32c(0, data, 5), crc32c(0, data + 5, CRC32C_JOIN_MAX),
+			      CRC32C_JOIN_MAX),
+		  crc32c(0, data, 5 + CRC32C_JOIN_MAX));
+}
+
 /* Around the stretches that are taken at once, at every alignment. */
 TEST(any_length_and_alignment)
 {

@@ -240,6 +240,13 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 	answered(delivery, 0);
 }
 
+void delivery_answer_also(struct delivery *delivery, const struct data_header *header,
+			  struct block *block, struct answer_check *check)
+{
+	(void)check;
+	delivery_answer(delivery, header, block, NULL);
+}
+
 bool delivery_is_own(const struct delivery *delivery)
 {
 	return delivery->payload_block && !delivery->peer->is_self;

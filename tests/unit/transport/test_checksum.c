@@ -68,6 +68,37 @@ TEST(answers_are_checked_too)
 	PAIR_UNTIL(pair, pair->b.n_lost);
 }
 
+/* What was found out for the first is what all others carry. */
+TEST(calls_with_one_answer_share_its_checksum)
+{
+	_cleanup_(pair_freep) struct pair *pair = server_new(0);
+	struct data_header header = { .op = DATA_RESULT, .len = PAYLOAD_LEN };
+	unsigned char expected[DATA_CHECK_LEN], *payload;
+	struct answer_check check = { 0 };
+	struct checked push, answer;
+	struct block *block;
+	int fd = call_server(pair);
+
+	ASSERT_OK(block_new(pair->blocks, PAYLOAD_LEN, NULL, &block));
+	pair_fill(block->data, PAYLOAD_LEN, 9);
+	put_check(expected, block->data, PAYLOAD_LEN);
+	payload = answer.bytes + sizeof(header) + DATA_CHECK_LEN;
+	for (uint32_t i = 1; i <= 3; i++) {
+		make_push(&push, i);
+		raw_send(pair, fd, &push, sizeof(push));
+		/* One that is wrong is sent as it is: nobody makes it anew. */
+		check.value ^= i == 3;
+		delivery_answer_also(pair_take(pair), &header, block, &check);
+		ASSERT_TRUE(check.is_known);
+		ASSERT_EQ(raw_receive(pair, fd, &answer, sizeof(answer)), sizeof(answer));
+		ASSERT_TRUE(pair_check(payload, PAYLOAD_LEN, 9));
+		ASSERT_EQ(!memcmp(payload + PAYLOAD_LEN, expected, sizeof(expected)), i < 3);
+	}
+	block_unref(block);
+	fd_close(fd);
+	PAIR_UNTIL(pair, pair->b.n_lost);
+}
+
 /* A message, and the same with each of its bytes changed: the first arrives, of the second nothing. */
 TEST(every_byte_of_a_message_counts)
 {
