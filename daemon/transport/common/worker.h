@@ -12,18 +12,13 @@
 #include "transport/transport.h"
 #include <sys/uio.h>
 
-/* Headers and small payloads of one read, which are copied out of it; a pack stays there if all of it is here. */
+/* Headers and small payloads of one read, which are copied out of it. */
 #define RECEIVE_BUFFER (72u << 10)
 #define SEND_MESSAGES  32	  /* gathered into one system call */
 #define SEND_BYTES     (1u << 20) /* offered to one system call */
 #define CHECKED_BYTES \
 	(256u         \
 	 << 10) /* the same, sent or received, with checksums: the cache of a core still has them */
-
-static_assert(2 * (sizeof(struct data_header) + DATA_PACK_MAX * sizeof(struct data_packed) +
-		   DATA_PACKED_LEN + 3 * SEAL_MAX) <=
-		      RECEIVE_BUFFER,
-	      "two packs fit, so one of two that come together is whole");
 
 /*
  * Mailboxes: mail to home that transport_close() can still find. Each lane has one. Where a worker's lanes come from take turns, and

@@ -70,7 +70,6 @@ struct lane *lane_free(struct lane *lane)
 	cookies_done(&lane->cookies);
 	seal_done(&lane->in);
 	seal_done(&lane->out);
-	free(lane->pack.buffer);
 	free(lane);
 	return NULL;
 }

@@ -21,7 +21,7 @@ enum call_state {
 	CALL_WRITING, /* RDMA: the other side has the header, not the payload */
 	CALL_POSTED,  /* RDMA: all of it, as far as we know */
 	CALL_SENT,
-	CALL_FILLING,  /* RDMA: the answer's payload is on its way to its target */
+	CALL_FILLING, /* RDMA: the answer's payload is on its way to its target; in a pack: it is there, and waits for its seal */
 	CALL_ANSWERED, /* ended once it is written */
 	CALL_ENDED,
 };
@@ -32,7 +32,7 @@ enum reading {
 	READING_HEADER_SEAL,
 	READING_PACKED, /* of a pack */
 	READING_PACKED_SEAL,
-	READING_PAYLOAD, /* of a pack: all its payloads */
+	READING_PAYLOAD, /* of a pack: of each of its messages */
 	READING_PAYLOAD_SEAL,
 };
 
@@ -80,7 +80,7 @@ struct lane_input {
 	size_t header_len; /* of it that is here */
 	unsigned char seal[SEAL_MAX]; /* that is being read */
 	size_t seal_len;	      /* of it that is here */
-	void *target; /* where the rest of the payload goes; NULL of a pack: it may all be here at once */
+	void *target;		      /* where the rest of the payload goes */
 	size_t target_len;
 	struct call *call;	   /* whose answer it is */
 	struct incoming *incoming; /* the call or notice that it is */
@@ -101,10 +101,11 @@ struct lane_pack {
 	size_t len;    /* of these that is here */
 	uint32_t n;    /* 0: nothing is being read of one */
 	uint32_t next; /* comes after the message that is looked at */
-	/* All payloads: they wait for their seal. NULL: none is here */
-	const unsigned char *payloads;
-	unsigned char *
-		buffer; /* that they are put together in, DATA_PACKED_LEN bytes, once it was needed */
+	/* Each whose payload is where it belongs: all of them wait for the seal of the payloads. */
+	struct {
+		struct incoming *incoming;
+		struct call *call;
+	} messages[DATA_PACK_MAX];
 };
 
 struct lane {

@@ -211,4 +211,6 @@ void lane_receive_done(struct lane *lane)
 {
 	lane->input.call = NULL;
 	lane->input.incoming = incoming_free(lane->input.incoming);
+	for (uint32_t i = 0; i < lane->pack.n; i++)
+		incoming_free(TAKE_PTR(lane->pack.messages[i].incoming));
 }

@@ -153,39 +153,56 @@ static bool end_damaged(struct lane *lane)
 	return true;
 }
 
-static void took_payload_seal(struct lane *lane, bool fits)
+/* A message is here, and its seal is right or not. */
+static void end_sealed(struct lane *lane, bool fits)
 {
 	if (fits)
 		lane_end_message(lane);
 	else if (!end_damaged(lane))
 		seal_error(lane, "payload");
-	next_message(lane);
 }
 
-/* One message of a pack that is all here. */
-static void take_packed(struct lane *lane, const unsigned char **payload, bool fits)
+static bool has_payloads(const struct lane_pack *pack)
 {
-	size_t len = lane->input.target_len;
-
-	if (!len) {
-		lane_end_message(lane);
-		return;
-	}
-	if (fits) {
-		memcpy(lane->input.target, *payload, len);
-		lane->worker->n_copied += len;
-	}
-	*payload += len;
-	took_payload_seal(lane, fits);
+	return pack->header.len > pack->n * sizeof(pack->packed[0]);
 }
 
 /* A pack is here, and its seals looked at: each of its messages is as if it had come by itself. */
-static void take_pack(struct lane *lane, bool fits)
+static void end_pack(struct lane *lane, bool fits)
 {
 	struct lane_pack *pack = &lane->pack;
-	const unsigned char *payload = pack->payloads;
 
-	while (!lane->is_failed && pack->next < pack->n) {
+	for (uint32_t i = 0; !lane->is_failed && i < pack->n; i++) {
+		lane->input.incoming = TAKE_PTR(pack->messages[i].incoming);
+		lane->input.call = TAKE_PTR(pack->messages[i].call);
+		end_sealed(lane, fits || !pack->packed[i].len);
+	}
+	if (lane->is_failed)
+		return;
+	pack->n = 0;
+	next_message(lane);
+}
+
+/* The payload of the message that is looked at is where it belongs. */
+static void end_packed(struct lane *lane)
+{
+	struct lane_pack *pack = &lane->pack;
+	uint32_t i = pack->next - 1;
+
+	pack->messages[i].incoming = TAKE_PTR(lane->input.incoming);
+	pack->messages[i].call = TAKE_PTR(lane->input.call);
+	/* No other message of the pack is its answer. */
+	if (pack->messages[i].call)
+		pack->messages[i].call->state = CALL_FILLING;
+}
+
+/* Goes on with a pack, up to a payload or to the seal of all. */
+static void next_packed(struct lane *lane)
+{
+	struct lane_pack *pack = &lane->pack;
+
+	lane->input.reading = READING_PAYLOAD;
+	while (pack->next < pack->n) {
 		uint32_t i = pack->next++;
 
 		if (i + 2 < pack->n)
@@ -193,13 +210,14 @@ static void take_pack(struct lane *lane, bool fits)
 		if (i + 1 < pack->n)
 			fetch_soon(call_of(lane, pack->packed[i + 1].cookie));
 		data_unpack(&pack->header, &pack->packed[i], &lane->input.header);
-		if (lane_begin_decoded(lane))
-			break;
-		take_packed(lane, &payload, fits);
+		if (lane_begin_decoded(lane) || lane->input.target_len)
+			return;
+		end_packed(lane);
 	}
-	pack->n = 0;
-	pack->payloads = NULL;
-	next_message(lane);
+	if (lane->in.len && has_payloads(pack))
+		lane->input.reading = READING_PAYLOAD_SEAL;
+	else
+		end_pack(lane, true);
 }
 
 /* Of a pack all that is in front of its payloads is here. */
@@ -213,31 +231,9 @@ static void took_packed(struct lane *lane)
 		(void)lane_protocol_error(lane, "a pack of other messages than its header says");
 		return;
 	}
-	lane->input.target = NULL;
-	lane->input.target_len = pack->header.len - pack->n * sizeof(pack->packed[0]);
-	if (!lane->input.target_len) {
-		take_pack(lane, true);
-		return;
-	}
-	begin_seal(lane);
-	lane->input.reading = READING_PAYLOAD;
-}
-
-/*
- * The payloads of a pack that come in pieces have a place until they are all here. Returns 0, or
- * has failed the lane.
- */
-static int find_pack_buffer(struct lane *lane)
-{
-	struct lane_pack *pack = &lane->pack;
-
-	if (!pack->buffer)
-		pack->buffer = malloc(DATA_PACKED_LEN);
-	if (!pack->buffer)
-		return lane_out_of_memory(lane);
-	lane->input.target = pack->buffer;
-	pack->payloads = pack->buffer;
-	return 0;
+	if (has_payloads(pack))
+		begin_seal(lane);
+	next_packed(lane);
 }
 
 static void took_header(struct lane *lane)
@@ -258,10 +254,12 @@ static void took_seal(struct lane *lane)
 	if (lane->input.reading == READING_PAYLOAD_SEAL) {
 		bool fits = seal_fits(&lane->in, lane->input.seal);
 
-		if (pack->n)
-			take_pack(lane, fits);
-		else
-			took_payload_seal(lane, fits);
+		if (pack->n) {
+			end_pack(lane, fits);
+		} else {
+			end_sealed(lane, fits);
+			next_message(lane);
+		}
 	} else if (lane->input.reading == READING_PACKED_SEAL) {
 		if (piece_fits(lane, pack->packed, pack->n * sizeof(pack->packed[0])))
 			took_packed(lane);
@@ -294,12 +292,14 @@ static void took_payload(struct lane *lane, size_t n)
 		FAILPOINT("answer-half");
 	if (lane->input.target_len)
 		return;
-	if (lane->in.len)
+	if (lane->pack.n) {
+		end_packed(lane);
+		next_packed(lane);
+	} else if (lane->in.len) {
 		lane->input.reading = READING_PAYLOAD_SEAL;
-	else if (lane->pack.n)
-		take_pack(lane, true);
-	else
+	} else {
 		end_message(lane);
+	}
 }
 
 /* As many bytes as are still missing of a piece of `size` at `at`. Returns how many were taken. */
@@ -346,24 +346,15 @@ static void fetch_next(const struct lane *lane, const unsigned char *data, size_
 		fetch_call(call_ahead(lane, data + at, len - at));
 }
 
-/*
- * Payload that is here already. Of a pack it stays where it is if all of it is here, and its seal.
- * Returns how much was taken.
- */
+/* Payload that is here already. Returns how much was taken. */
 static size_t take_payload(struct lane *lane, unsigned char *data, size_t len)
 {
 	size_t n = MIN(len, lane->input.target_len);
 
 	fetch_next(lane, data, len);
-	if (!lane->input.target && len >= lane->input.target_len + lane->in.len)
-		lane->input.target = (void *)(uintptr_t)(lane->pack.payloads = data);
-	else if (!lane->input.target && find_pack_buffer(lane))
-		return 0;
 	seal_payload(lane, data, n);
-	if (lane->input.target != data) {
-		memcpy(lane->input.target, data, n);
-		lane->worker->n_copied += n;
-	}
+	memcpy(lane->input.target, data, n);
+	lane->worker->n_copied += n;
 	took_payload(lane, n);
 	return n;
 }
@@ -443,7 +434,7 @@ static ssize_t lane_read(struct lane *lane, size_t *ret_offered)
 	int n = 0;
 
 	*ret_offered = behind;
-	if (lane->input.reading == READING_PAYLOAD && lane->input.target) {
+	if (lane->input.reading == READING_PAYLOAD) {
 		size_t len = lane->input.target_len;
 
 		if (lane->in.len && len > CHECKED_BYTES)
@@ -463,7 +454,7 @@ static ssize_t lane_read(struct lane *lane, size_t *ret_offered)
 static bool lane_receive_once(struct lane *lane)
 {
 	unsigned char *data = lane->worker->buffer;
-	bool is_payload = lane->input.reading == READING_PAYLOAD && lane->input.target;
+	bool is_payload = lane->input.reading == READING_PAYLOAD;
 	uint64_t since_ns = is_payload && lane->input.is_bulk ? clock_now_ns() : 0;
 	size_t offered, len, direct = 0;
 	ssize_t n;
