@@ -108,5 +108,6 @@ int accept_start(struct transport *transport, const char *listen_on, int listen_
 void accept_stop(struct transport *transport);
 /* Whether an address has three times as many connections as it leaves to others: then it gets no more. */
 bool accept_has_its_share(const struct transport *transport, const char *source);
+extern const char accept_share_text[];
 /* Takes over a connection as if it had been accepted. */
 int accept_adopt(struct transport *transport, int fd);

@@ -173,8 +173,8 @@ struct retention {
 		OFFERS_COMBINING, /* those of all nodes that have not left are here */
 		OFFERS_COMBINED,
 	} offers;
-	struct chore combining;	   /* puts the offers together, part by part: */
-	struct list *combining_at; /* it comes to this one of store.parts next */
+	struct chore combining;	   /* puts the offers together, part by part */
+	struct list *combining_at; /* of store.parts: the part that this chore comes to next */
 	struct mail telling;	   /* is_telling: nodes what all of them have */
 	bool is_telling;
 	struct chore acking; /* slots hear of what nodes have said that they keep */

@@ -99,8 +99,7 @@ static const char *on_request(struct rdma *rdma, struct rdma_cm_id *id,
 	if (transport->port.n_accepted >= transport->settings.max_connections)
 		return "too many connections (max_connections)";
 	if (accept_has_its_share(transport, peer_source(peer)))
-		return "three quarters of the connections that others leave (max_connections) are "
-		       "from there already";
+		return accept_share_text;
 	if (rdma_link_new(rdma, peer, id, ret_link))
 		return "out of memory";
 	(*ret_link)->is_accepting = true;

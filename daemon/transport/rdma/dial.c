@@ -109,6 +109,7 @@ void rdma_dial(struct peer *peer, const struct data_rdma_offer *wire)
 	}
 	loop_timer_cancel(&state->timer); /* from here on each link has its own */
 	state->has_failed = false;
+	state->failure = (struct failure){ 0 };
 	memcpy(state->nonce, offer.nonce, sizeof(state->nonce));
 	for (unsigned i = 0; i <= DATA_RAIL_MAX / DATA_RDMA_RAILS; i++) {
 		state->generation++;

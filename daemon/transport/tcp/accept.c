@@ -136,6 +136,9 @@ static void make_place(struct transport *transport, const char *source)
 		give_way(list_first(&transport->port.handshakes, struct handshake, link));
 }
 
+const char accept_share_text[] = "three quarters of the connections that others leave "
+				 "(max_connections) are from that address (IPv6: /64) already";
+
 bool accept_has_its_share(const struct transport *transport, const char *source)
 {
 	unsigned n = 0, left = transport->settings.max_connections - transport->port.n_accepted;
@@ -161,12 +164,8 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 	if (!r && transport->port.n_accepted >= transport->settings.max_connections) {
 		complain_full(transport);
 	} else if (!r && accept_has_its_share(transport, h->from)) {
-		transport_complain(
-			transport,
-			"connection from %s refused: node %s: three quarters of the "
-			"connections that others leave (max_connections: %u) are from %s "
-			"already",
-			h->address, h->theirs.name, transport->settings.max_connections, h->from);
+		transport_complain(transport, "connection from %s refused: node %s: %s", h->address,
+				   h->theirs.name, accept_share_text);
 	} else if (!r) {
 		transport->port.n_accepted++;
 		r = adopt_lane(h);
