@@ -1,13 +1,14 @@
 /*
  * A staging area: arenas that the daemon maps, for operations on memory that it cannot reach. An arena is a list of
- * free ranges; a range that is taken belongs to its request. The area grows by doubling. That of the host is trimmed each
- * time it is empty to what the last two busy times needed; those of devices stay as long as the job.
+ * free ranges; a range that is taken belongs to its request. The area grows by doubling. That of the host, when it is large, is
+ * trimmed each time it is empty to what the last two busy times needed; those of devices stay as long as the job.
  */
 #include "cuda.h"
 
-#define STAGING_KEEP 4 /* an arena this many times larger than what was needed goes, */
+#define STAGING_KEEP 4 /* an arena this many times larger than what was needed goes */
 #define STAGING_STAYS \
-	(UINT64_C(64) << 20) /* if it is larger than this: making it again would cost more */
+	(UINT64_C(64) \
+	 << 20) /* an area up to this is never trimmed: making it again would cost more */
 
 void staging_init(struct staging *staging, uint64_t arena_min, struct cuda_device *device)
 {
@@ -157,7 +158,7 @@ static void staging_trim(struct staging *staging)
 	staging->last_peak = staging->peak;
 	staging->peak = 0;
 	arena = TAILQ_FIRST(&staging->arenas);
-	if (!arena)
+	if (!arena || staging->capacity <= STAGING_STAYS)
 		return;
 	/* What one arena would have held needs no second. */
 	if (arena->memory->len >= needed) {

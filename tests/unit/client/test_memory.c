@@ -435,6 +435,39 @@ TEST(staging_grows_and_is_trimmed)
 	ASSERT_OK(munmap(data, len));
 }
 
+/* What a step stages in many pieces is there for the next, though little is staged in between. */
+TEST(a_small_area_stays)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
+	_cleanup_(bps_tensor_freep) struct bps_tensor *piece = NULL, *number = NULL;
+	enum { N = 12, LEN = 128 << 10 };
+	struct bps_request *requests[N];
+	_cleanup_(freep) char *data = calloc(N, LEN);
+	unsigned n_done = 0;
+
+	ASSERT_OK(bps_tensor_declare(client, "piece", BPS_UINT8, LEN, &piece));
+	ASSERT_OK(bps_tensor_declare(client, "number", BPS_UINT8, 8, &number));
+	FAKE_SET(fake, hold, true);
+	for (unsigned step = 0; step < 3; step++) {
+		for (unsigned i = 0; i < N; i++)
+			requests[i] = push_pull(piece, data + i * LEN, data + i * LEN);
+		for (unsigned i = 0; i < N + 2; i++) {
+			if (i >= N)
+				requests[0] = push_pull(number, data, data);
+			fake_await(fake, &fake->told.n_entries, n_done + (i < N ? N - i : 1));
+			fake_complete(fake, n_done, 0, NULL);
+			n_done++;
+			ASSERT_OK(bps_request_wait(requests[i < N ? i : 0], BPS_FOREVER));
+			bps_request_free(requests[i < N ? i : 0]);
+		}
+		/* 256 KiB, as much again, 512 KiB and 1 MiB. */
+		ASSERT_EQ(told(fake)->n_shares, 4);
+		ASSERT_EQ(told(fake)->n_unshares, 0);
+		ASSERT_EQ(told(fake)->shared_len, 2 * MIB);
+	}
+}
+
 TEST(staging_within_a_quota)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
