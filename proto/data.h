@@ -321,9 +321,10 @@ static_assert(offsetof(struct data_header, job) == 16 &&
  * With DATA_FEATURE_PACKS small calls, or small answers, that leave together make one message over TCP. Its header has what they
  * have in common (`job`, `epoch`, `node`), their op in `block` and their number in `part`. So many data_packed follow, then the payloads
  * in the same order; `len` is all of that. Each is a call or an answer as if it had come by itself, with its own cookie: it is
- * answered, refused or made again alone. All of its block, which is block and part 0, lies in it.
+ * answered or refused alone. All of its block, which is block and part 0, lies in it.
  *
- * One seal stands behind the data_packed, and one behind the payloads, unless all are empty.
+ * One seal stands behind the data_packed, and one behind the payloads, unless all are empty. So all that have a payload are made
+ * again where that is damaged, and none has arrived of a pack that is wrong.
  */
 struct data_packed {
 	uint32_t cookie;

@@ -401,7 +401,7 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 		     struct block *block, const void *payload);
 /*
  * The same of one of several calls that have one answer, which nobody changes: where one is needed and the payload is small, its
- * checksum is made once. check: of the answer, zero before the first.
+ * checksum is made once. check: of the answer, zero before the first; NULL: each has its own.
  */
 struct answer_check {
 	uint32_t value;

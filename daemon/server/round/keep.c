@@ -180,7 +180,9 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 		quorum_count(slot, number);
 	}
 	FAILPOINT("server-result-answered");
-	delivery_answer_also(delivery, header, wants ? slot->result : NULL, &slot->check);
+	/* What a node of this process keeps is in memory that its trainers can write to. */
+	delivery_answer_also(delivery, header, wants ? slot->result : NULL,
+			     slot->is_kept_here ? NULL : &slot->check);
 }
 
 static void answer_safe(struct slot *slot)

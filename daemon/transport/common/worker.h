@@ -12,7 +12,7 @@
 #include "transport/transport.h"
 #include <sys/uio.h>
 
-/* Headers and small payloads of one read, which are copied out of it. */
+/* Headers and small payloads of one read, which are copied out of it while a core's second cache has them. */
 #define RECEIVE_BUFFER (72u << 10)
 #define SEND_MESSAGES  32	  /* gathered into one system call */
 #define SEND_BYTES     (1u << 20) /* offered to one system call */

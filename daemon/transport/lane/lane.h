@@ -181,7 +181,7 @@ _cold_ int lane_protocol_error(struct lane *lane, const char *why);
 _cold_ int lane_out_of_memory(struct lane *lane);
 /*
  * A message whose header, in wire order, is in lane->input.header: checks it and finds where its payload goes (call or
- * incoming, target, target_len). Returns 0, or has failed the lane. lane_end_message() when the payload is there.
+ * incoming, target, target_len). Returns 0, or has failed the lane. lane_end_message() when the payload is there, and right.
  */
 int lane_begin_message(struct lane *lane);
 /* The same when it is in host order. */

@@ -1,6 +1,6 @@
 /*
- * Seals of one direction of a connection, by base/crc32c.h or gmac.h. send.c makes them, receive.c
- * compares them.
+ * Seals of one direction of a connection, by base/crc32c.h or gmac.h. send.c makes them, of what
+ * delivery.c knows already where several get the same; receive.c compares them.
  */
 #include "transport/lane/seal.h"
 

@@ -137,7 +137,7 @@ static void make_place(struct transport *transport, const char *source)
 }
 
 const char accept_share_text[] = "three quarters of the connections that others leave "
-				 "(max_connections) are from that address (IPv6: /64) already";
+				 "(max_connections) are from its TCP address (IPv6: /64) already";
 
 bool accept_has_its_share(const struct transport *transport, const char *source)
 {

@@ -273,7 +273,8 @@ static void took_seal(struct lane *lane)
 }
 
 /*
- * n more bytes of the payload, before they are copied to memory that is far: they are in the cache.
+ * n more bytes of the payload. Those of the buffer before they are copied to memory that is far: they
+ * are in the cache.
  */
 static void seal_payload(struct lane *lane, void *data, size_t n)
 {

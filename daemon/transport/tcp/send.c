@@ -60,8 +60,8 @@ static size_t add_wrong(struct batch *batch, const char *payload, size_t len)
 }
 
 /*
- * len bytes more of a frame's payloads, those of a message from `at` on, right before the kernel
- * copies them.
+ * len bytes more of a frame's payloads, those of a message from `at` on: right before the kernel
+ * copies them, unless their checksum is known.
  */
 static void seal_payload(struct lane *lane, struct frame *frame, struct message *message, size_t at,
 			 size_t len)

@@ -627,6 +627,46 @@ TEST(what_has_no_payload_is_not_damaged)
 	end(pair, fd, &pair->b.n_lost);
 }
 
+/* Answers that are damaged, or of which half is here, are no answers. */
+TEST(answers_that_are_not_whole_answer_nothing)
+{
+	enum { N = 3 };
+	_cleanup_(freep) struct wire_pack *pack = calloc(1, sizeof(*pack));
+	struct bytes bytes;
+
+	for (unsigned targets = 0; targets <= 1; targets++)
+		for (unsigned missing = 0; missing < N * LEN; missing += LEN / 2) {
+			int fd;
+			_cleanup_(pair_freep) struct pair *pair =
+				caller_new(0, true, FEATURES, &fd);
+			_cleanup_(freep) struct calls *calls = calls_new(LEN);
+
+			for (unsigned i = 0; i < N; i++) {
+				if (!targets)
+					calls->call[i].call.target = NULL;
+				pair_call_begin(pair, &calls->call[i]);
+			}
+			ASSERT_EQ(receive_message(pair, fd, true, pack), N);
+			pack->header.block = DATA_RESULT;
+			write_pack(pack, true, &bytes);
+			bytes.data[bytes.len - DATA_CHECK_LEN - 1] ^= 1;
+			raw_send(pair, fd, bytes.data, bytes.len - missing);
+			if (missing)
+				fd_close(fd);
+			PAIR_UNTIL(pair, pair->a.n_lost);
+			ASSERT_CONTAINS(pair->a.lost_why,
+					missing ? "closed the connection inside a message"
+						: "a payload arrived with other bytes");
+			for (unsigned i = 0; i < N; i++) {
+				ASSERT_EQ(calls->call[i].n_done, 1);
+				ASSERT_TRUE(calls->call[i].call.status);
+			}
+			if (!missing)
+				fd_close(fd);
+			ASSERT_EQ(block_cache_used(pair->blocks), 0);
+		}
+}
+
 /* A connection that ends inside a pack gives back what has come of it. */
 TEST(half_a_pack_is_let_go_of)
 {
