@@ -165,7 +165,7 @@ static void staging_trim(struct staging *staging)
 		while ((next = TAILQ_NEXT(arena, link)))
 			arena_free(next);
 	}
-	if (arena->memory->len > STAGING_STAYS && arena->memory->len / STAGING_KEEP > needed)
+	if (staging->capacity > STAGING_STAYS && arena->memory->len / STAGING_KEEP > needed)
 		arena_free(arena);
 }
 

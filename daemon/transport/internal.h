@@ -106,8 +106,8 @@ int transport_beat_worker(struct transport *transport, struct worker **ret_worke
 int accept_start(struct transport *transport, const char *listen_on, int listen_fd);
 /* Closes the listener and every connection that has not proved itself. */
 void accept_stop(struct transport *transport);
-/* Whether an address has three times as many connections as it leaves to others: then it gets no more. */
-bool accept_has_its_share(const struct transport *transport, const char *source);
-extern const char accept_share_text[];
+/* Whether an address has three times as many connections as it leaves to others: then it gets no more, and text says why. */
+bool accept_has_its_share(const struct transport *transport, const char *source, char *text,
+			  size_t size);
 /* Takes over a connection as if it had been accepted. */
 int accept_adopt(struct transport *transport, int fd);

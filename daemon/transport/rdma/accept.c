@@ -98,8 +98,8 @@ static const char *on_request(struct rdma *rdma, struct rdma_cm_id *id,
 		return "a stranger: its TCP connection comes first";
 	if (transport->port.n_accepted >= transport->settings.max_connections)
 		return "too many connections (max_connections)";
-	if (accept_has_its_share(transport, peer_source(peer)))
-		return accept_share_text;
+	if (accept_has_its_share(transport, peer_source(peer), text, size))
+		return text;
 	if (rdma_link_new(rdma, peer, id, ret_link))
 		return "out of memory";
 	(*ret_link)->is_accepting = true;

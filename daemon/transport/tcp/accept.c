@@ -136,10 +136,8 @@ static void make_place(struct transport *transport, const char *source)
 		give_way(list_first(&transport->port.handshakes, struct handshake, link));
 }
 
-const char accept_share_text[] = "three quarters of the connections that others leave "
-				 "(max_connections) are from its TCP address (IPv6: /64) already";
-
-bool accept_has_its_share(const struct transport *transport, const char *source)
+bool accept_has_its_share(const struct transport *transport, const char *source, char *text,
+			  size_t size)
 {
 	unsigned n = 0, left = transport->settings.max_connections - transport->port.n_accepted;
 	const struct peer *peer;
@@ -152,20 +150,27 @@ bool accept_has_its_share(const struct transport *transport, const char *source)
 		list_for_each (lane, &peer->lanes, link)
 			n += lane->is_accepted;
 	}
-	return n >= 3 * left;
+	if (n < 3 * left)
+		return false;
+	(void)snprintf(text, size,
+		       "%u connections are from its TCP address (%s) already: three quarters of "
+		       "what others leave (max_connections: %u)",
+		       n, source, transport->settings.max_connections);
+	return true;
 }
 
 static void on_handshake(struct handshake *h, int r, bool is_final, const char *why)
 {
 	struct transport *transport = h->transport;
+	char text[192];
 
 	(void)is_final;
 	transport->port.n_unproved--;
 	if (!r && transport->port.n_accepted >= transport->settings.max_connections) {
 		complain_full(transport);
-	} else if (!r && accept_has_its_share(transport, h->from)) {
+	} else if (!r && accept_has_its_share(transport, h->from, text, sizeof(text))) {
 		transport_complain(transport, "connection from %s refused: node %s: %s", h->address,
-				   h->theirs.name, accept_share_text);
+				   h->theirs.name, text);
 	} else if (!r) {
 		transport->port.n_accepted++;
 		r = adopt_lane(h);

@@ -184,7 +184,7 @@ static void end_pack(struct lane *lane, bool fits)
 }
 
 /* The payload of the message that is looked at is where it belongs. */
-static void end_packed(struct lane *lane)
+static void keep_packed(struct lane *lane)
 {
 	struct lane_pack *pack = &lane->pack;
 	uint32_t i = pack->next - 1;
@@ -212,7 +212,7 @@ static void next_packed(struct lane *lane)
 		data_unpack(&pack->header, &pack->packed[i], &lane->input.header);
 		if (lane_begin_decoded(lane) || lane->input.target_len)
 			return;
-		end_packed(lane);
+		keep_packed(lane);
 	}
 	if (lane->in.len && has_payloads(pack))
 		lane->input.reading = READING_PAYLOAD_SEAL;
@@ -294,7 +294,7 @@ static void took_payload(struct lane *lane, size_t n)
 	if (lane->input.target_len)
 		return;
 	if (lane->pack.n) {
-		end_packed(lane);
+		keep_packed(lane);
 		next_packed(lane);
 	} else if (lane->in.len) {
 		lane->input.reading = READING_PAYLOAD_SEAL;
