@@ -560,8 +560,8 @@ int slot_new(struct tensor *tensor, const struct delivery *delivery, uint64_t le
 	slot->header = *header;
 	slot->since_ns = delivery->at_ns;
 	slot->charged = charge;
-	slot->inputs = (const void **)(slot->from + job->n_nodes);
-	slot->number = (uint32_t *)(slot->inputs + job->n_nodes);
+	slot->sum.inputs = (const void **)(slot->from + job->n_nodes);
+	slot->number = (uint32_t *)(slot->sum.inputs + job->n_nodes);
 	slot->acked = (uint8_t *)(slot->number + job->n_nodes);
 	slot->came_late = slot->acked + job->n_nodes;
 	slot->behind = slot->came_late + job->n_nodes;
@@ -634,7 +634,7 @@ void slot_free(struct slot *slot)
 	slot->late = slot->kept = false;
 	job->server->hooks->slot_freed(slot);
 	job->server->hooks->carried_freed(job, &slot->carried);
-	slot->more_inputs = held_free(slot->more_inputs);
+	slot->sum.more_inputs = held_free(slot->sum.more_inputs);
 	quota_release(job->memory.quota, slot->charged);
 	slot->result = block_unref(slot->result);
 	list_remove(&slot->in_part);

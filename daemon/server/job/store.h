@@ -96,6 +96,17 @@ struct safety {
 	uint32_t n; /* elastic: the nodes before this one do, or have no use for it */
 };
 
+/* What makes a slot's result; the pool's while slot->summing. */
+struct sum {
+	struct task task;
+	struct reduce_params reduce;
+	const void *copy_from;	  /* moved unchanged instead of reduced */
+	const void **inputs;	  /* room for one of each node */
+	const void **more_inputs; /* room for these and for slot->carried, or NULL */
+	void *output;
+	struct delivery *in_place; /* of a node of this process: the result is made in its memory */
+};
+
 struct slot {
 	struct list in_part, in_round, in_job;
 	struct job *job;
@@ -109,11 +120,10 @@ struct slot {
 	bool summing, held, is_far;
 	bool late; /* of a job with a quorum: quorum.h */
 	uint32_t n_carried;
-	struct list carried;	  /* contributions to earlier rounds, in this sum */
-	const void **more_inputs; /* room for these, too, or NULL */
-	uint8_t *came_late;	  /* by node: since the sum began */
-	uint8_t *behind;	  /* by node: part->behind counts it */
-	struct rows *rows;	  /* push_pull_rows */
+	struct list carried; /* contributions to earlier rounds, in this sum */
+	uint8_t *came_late;  /* by node: since the sum began */
+	uint8_t *behind;     /* by node: part->behind counts it */
+	struct rows *rows;   /* push_pull_rows */
 
 	/* Of a job with resume; see keep.h. */
 	bool kept;
@@ -126,17 +136,10 @@ struct slot {
 		offers; /* deliveries: repeated while it is summed; to be answered when all have it */
 	struct map_entry far; /* in job->far_slots, if is_far */
 
-	/* The sum; the pool's while summing. */
-	struct task task;
-	struct reduce_params reduce;
+	struct sum sum;
 	struct block *result;	   /* NULL: none has data */
 	struct answer_check check; /* of it */
-	struct delivery
-		*in_place; /* while it is made: of a node of this process, in whose memory it is */
-	bool is_kept_here; /* that node keeps it until all have it, whatever becomes of this process */
-	void *output;
-	const void *copy_from; /* moved unchanged instead of reduced */
-	const void **inputs;   /* room for one of each node */
+	bool is_kept_here; /* a node of this process keeps it until all have it, whatever becomes of the process */
 
 	struct delivery
 		*from[]; /* by node; then the inputs, numbers, acked, came_late, behind, calls */

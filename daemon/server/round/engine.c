@@ -23,13 +23,13 @@ static void engine_finish(struct slot *slot)
 	}
 	part_close(slot->part, slot->header.round);
 	spend_all(&job->store.spending, &slot->carried, SPENT_NOW);
-	slot->more_inputs = held_free(slot->more_inputs);
+	slot->sum.more_inputs = held_free(slot->sum.more_inputs);
 	job->n_rounds++;
 	job->n_bytes += slot->header.part_len;
 	metric_count(&job->server->rounds, 1);
 	FAILPOINT("server-summed");
-	if (slot->in_place)
-		slot->is_kept_here = delivery_filled(TAKE_PTR(slot->in_place));
+	if (slot->sum.in_place)
+		slot->is_kept_here = delivery_filled(TAKE_PTR(slot->sum.in_place));
 	if (job->retention.resume) {
 		keep_finish(slot);
 		return;
@@ -48,18 +48,18 @@ static void engine_finish(struct slot *slot)
 /* Of what came too late there may be any number of times as much as of all nodes: it is summed in slices. */
 static void engine_run(struct task *task)
 {
-	struct slot *slot = container_of(task, struct slot, task);
+	struct slot *slot = container_of(task, struct slot, sum.task);
 
-	if (slot->copy_from)
-		metric_copy(&slot->job->server->copied, slot->output, slot->copy_from,
+	if (slot->sum.copy_from)
+		metric_copy(&slot->job->server->copied, slot->sum.output, slot->sum.copy_from,
 			    slot->header.part_len);
 	else
-		task->again = reduce_slice(&slot->reduce, data_elements(&slot->header));
+		task->again = reduce_slice(&slot->sum.reduce, data_elements(&slot->header));
 }
 
 static void engine_done(struct task *task)
 {
-	engine_finish(container_of(task, struct slot, task));
+	engine_finish(container_of(task, struct slot, sum.task));
 }
 
 struct reduce_params engine_sum(struct slot *slot, uint32_t divisor)
@@ -69,7 +69,7 @@ struct reduce_params engine_sum(struct slot *slot, uint32_t divisor)
 	return (struct reduce_params){
 		.dtype = h->dtype,
 		.reduction = data_reduction(h->reduction),
-		.outputs = &slot->output,
+		.outputs = &slot->sum.output,
 		.n_outputs = 1,
 		.divisor = divisor,
 		.scale = data_scale(h->reduction),
@@ -80,7 +80,7 @@ struct reduce_params engine_sum(struct slot *slot, uint32_t divisor)
 static void prepare_sum(struct slot *slot)
 {
 	const struct data_header *h = &slot->header;
-	const void **inputs = slot->more_inputs ?: slot->inputs;
+	const void **inputs = slot->sum.more_inputs ?: slot->sum.inputs;
 	const struct carried *carried;
 	struct job *job = slot->job;
 	size_t n = 0;
@@ -88,13 +88,13 @@ static void prepare_sum(struct slot *slot)
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (slot->from[i]) {
 			inputs[n++] = slot->from[i]->payload;
-			slot->task.away |= slot->from[i]->stalls;
+			slot->sum.task.away |= slot->from[i]->stalls;
 		}
 	list_for_each (carried, &slot->carried, spent.link)
 		inputs[n++] = carried->payload;
-	slot->reduce = engine_sum(slot, job->size - job->membership.n_gone);
-	slot->reduce.inputs = inputs;
-	slot->reduce.n_inputs = n;
+	slot->sum.reduce = engine_sum(slot, job->size - job->membership.n_gone);
+	slot->sum.reduce.inputs = inputs;
+	slot->sum.reduce.n_inputs = n;
 	metric_count(&job->server->bytes_summed, (uint64_t)h->part_len * n);
 }
 
@@ -137,7 +137,7 @@ static struct block *borrow(struct slot *slot)
 			return NULL;
 	}
 	slot->result = in_place ? delivery_in_place(in_place, slot->header.part_len) : NULL;
-	slot->in_place = slot->result ? in_place : NULL;
+	slot->sum.in_place = slot->result ? in_place : NULL;
 	return slot->result;
 }
 
@@ -172,7 +172,7 @@ static struct block *share(struct slot *slot)
 }
 
 /*
- * Where the result comes from. Sets slot->result, and slot->copy_from or the sum's parameters if it
+ * Where the result comes from. Sets slot->result, and slot->sum.copy_from or the sum's parameters if it
  * has yet to be made. Returns 0, QUOTA_E_FULL, or -ENOMEM.
  */
 static int prepare(struct slot *slot, bool *ret_made)
@@ -182,7 +182,7 @@ static int prepare(struct slot *slot, bool *ret_made)
 	int r;
 
 	*ret_made = true;
-	slot->task.away = false;
+	slot->sum.task.away = false;
 	if (!slot->header.part_len || !anyone_wants(slot))
 		return 0;
 	if (!set_reduces(&slot->header)) {
@@ -198,10 +198,10 @@ static int prepare(struct slot *slot, bool *ret_made)
 	if (r)
 		return r;
 	*ret_made = false;
-	slot->output = slot->result->data;
+	slot->sum.output = slot->result->data;
 	if (from) {
-		slot->copy_from = from->payload;
-		slot->task.away = from->stalls;
+		slot->sum.copy_from = from->payload;
+		slot->sum.task.away = from->stalls;
 	} else {
 		prepare_sum(slot);
 	}
@@ -240,17 +240,18 @@ void engine_start(struct slot *slot)
 	}
 	quorum_call_contributors(slot);
 	slot_sum(slot);
-	slot->task.run = engine_run;
-	slot->task.done = engine_done;
+	slot->sum.task.run = engine_run;
+	slot->sum.task.done = engine_done;
 	if (made) {
 		engine_finish(slot);
 		return;
 	}
-	slot->task.cost = slot->copy_from
-				  ? slot->header.part_len
-				  : reduce_slice_bytes(&slot->reduce, data_elements(&slot->header));
-	if (job_post(job, &slot->task))
+	slot->sum.task.cost =
+		slot->sum.copy_from
+			? slot->header.part_len
+			: reduce_slice_bytes(&slot->sum.reduce, data_elements(&slot->header));
+	if (job_post(job, &slot->sum.task))
 		return;
-	task_run(&slot->task);
+	task_run(&slot->sum.task);
 	engine_finish(slot);
 }

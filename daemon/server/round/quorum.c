@@ -326,9 +326,10 @@ int quorum_prepare(struct slot *slot)
 		sweep_later(slot->job, SWEEP_TIME);
 	if (!slot->n_carried)
 		return 0;
-	slot->more_inputs = held_new(job_memory(slot->job), (slot->job->n_nodes + slot->n_carried) *
-								    sizeof(slot->more_inputs[0]));
-	return slot->more_inputs ? 0 : error_origin(-errno);
+	slot->sum.more_inputs =
+		held_new(job_memory(slot->job),
+			 (slot->job->n_nodes + slot->n_carried) * sizeof(slot->sum.more_inputs[0]));
+	return slot->sum.more_inputs ? 0 : error_origin(-errno);
 }
 
 void quorum_undo(struct slot *slot)

@@ -432,8 +432,8 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		return;
 	}
 	/* From here on a piece of a list may have been answered, and be gone. */
-	if (!slot->n_expected || priority > slot->task.priority)
-		slot->task.priority = priority;
+	if (!slot->n_expected || priority > slot->sum.task.priority)
+		slot->sum.task.priority = priority;
 	first = !slot->n_expected;
 	slot->n_expected = set_count(job, &slot->header);
 	if (!by_rows)

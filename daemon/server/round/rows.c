@@ -188,7 +188,7 @@ static bool count_rows(void *owner, int64_t *looks)
 	size_t n;
 
 	for (; *looks > 0; reduce_looked(looks, n, 0)) {
-		n = reduce_merge_next(&rows->merge, &row, slot->inputs);
+		n = reduce_merge_next(&rows->merge, &row, slot->sum.inputs);
 		if (!n) {
 			merge_again(slot);
 			return true;
@@ -252,7 +252,7 @@ static bool fill_results(void *owner, int64_t *looks)
 {
 	struct slot *slot = owner;
 	struct rows *rows = slot->rows;
-	struct reduce_params *sum = &slot->reduce;
+	struct reduce_params *sum = &slot->sum.reduce;
 	uint32_t step = result_step(rows);
 
 	for (; rows->n_filled < rows->n; rows->n_filled++) {
@@ -266,8 +266,9 @@ static bool fill_results(void *owner, int64_t *looks)
 			return false;
 		if (!sum->first)
 			sum->n_inputs = reduce_merge_next(
-				&rows->merge, &numbers[rows->n_filled - first], slot->inputs);
-		slot->output = (char *)(numbers + here) + (rows->n_filled - first) * rows->row_len;
+				&rows->merge, &numbers[rows->n_filled - first], slot->sum.inputs);
+		slot->sum.output =
+			(char *)(numbers + here) + (rows->n_filled - first) * rows->row_len;
 		is_whole = !reduce_slice(sum, rows->list.width);
 		reduce_looked(looks, sum->n_inputs + 1,
 			      (sum->n_inputs + 1) * sum->n_elements * dtype_size(sum->dtype));
@@ -280,7 +281,7 @@ static bool fill_results(void *owner, int64_t *looks)
 
 static void rows_run(struct task *task)
 {
-	struct slot *slot = container_of(task, struct slot, task);
+	struct slot *slot = container_of(task, struct slot, sum.task);
 
 	task->again = reduce_work_run(&slot->rows->work, slot, &slot->rows->status);
 	task->cost = ROWS_LOOKS * ROWS_LOOK_COST;
@@ -421,7 +422,7 @@ static void rows_finish(struct slot *slot)
 
 static void rows_done(struct task *task)
 {
-	rows_finish(container_of(task, struct slot, task));
+	rows_finish(container_of(task, struct slot, sum.task));
 }
 
 void rows_start(struct slot *slot)
@@ -440,11 +441,11 @@ void rows_start(struct slot *slot)
 		return;
 	}
 	slot_sum(slot);
-	slot->task.run = rows_run;
-	slot->task.done = rows_done;
+	slot->sum.task.run = rows_run;
+	slot->sum.task.done = rows_done;
 	rows->work.step = steps;
-	slot->reduce = engine_sum(slot, job->size);
-	slot->reduce.inputs = slot->inputs;
+	slot->sum.reduce = engine_sum(slot, job->size);
+	slot->sum.reduce.inputs = slot->sum.inputs;
 	rows->lists = calloc(job->n_nodes, sizeof(*rows->lists));
 	rows->cursors = calloc(job->n_nodes, sizeof(*rows->cursors));
 	if (!rows->lists || !rows->cursors) {
@@ -457,12 +458,12 @@ void rows_start(struct slot *slot)
 		n_rows += rows->nodes[i].n;
 	}
 	metric_count(&job->server->bytes_summed, bytes);
-	slot->task.cost = MIN(bytes / ROWS_LOOK_COST + n_rows, ROWS_LOOKS) * ROWS_LOOK_COST;
+	slot->sum.task.cost = MIN(bytes / ROWS_LOOK_COST + n_rows, ROWS_LOOKS) * ROWS_LOOK_COST;
 	/* The result is no longer than what it is made of; its blocks are, by a quarter at most. */
 	spending_make_room(&job->store.spending, bytes + bytes / 4);
-	if (job_post(job, &slot->task))
+	if (job_post(job, &slot->sum.task))
 		return;
-	task_run(&slot->task);
+	task_run(&slot->sum.task);
 	rows_finish(slot);
 }
 
