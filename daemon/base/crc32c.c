@@ -5,6 +5,7 @@
  */
 #include "base/crc32c.h"
 
+#include <assert.h>
 #include <endian.h>
 #include <pthread.h>
 #include <string.h>
@@ -25,16 +26,7 @@
 
 #define POLYNOMIAL 0x82f63b78u /* reflected */
 
-/*
- * The instruction takes three cycles and can be begun each cycle: three neighbouring stretches at
- * once, whose checksums are then put together. To put zeros behind a stretch is linear in its
- * checksum, so a table for each byte of it does that.
- */
-#define LONG  ((size_t)8192)
-#define SHORT ((size_t)256)
-
 static uint32_t bytes[8][256]; /* a byte, followed by 0 to 7 zero bytes */
-static uint32_t long_zeros[4][256], short_zeros[4][256];
 static bool has_instruction, has_wide, has_product;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -50,23 +42,6 @@ static void make_bytes(void)
 	for (unsigned n = 1; n < 8; n++)
 		for (unsigned i = 0; i < 256; i++)
 			bytes[n][i] = bytes[n - 1][i] >> 8 ^ bytes[0][bytes[n - 1][i] & 0xff];
-}
-
-static void make_zeros(uint32_t zeros[4][256], size_t len)
-{
-	uint32_t of_bit[32];
-
-	for (unsigned bit = 0; bit < 32; bit++) {
-		uint32_t crc = 1u << bit;
-
-		for (size_t i = 0; i < len; i++)
-			crc = crc >> 8 ^ bytes[0][crc & 0xff];
-		of_bit[bit] = crc;
-	}
-	for (unsigned n = 0; n < 4; n++)
-		for (unsigned i = 0; i < 256; i++)
-			for (unsigned bit = 0; bit < 8; bit++)
-				zeros[n][i] ^= i >> bit & 1 ? of_bit[8 * n + bit] : 0;
 }
 
 #if defined(__x86_64__)
@@ -178,8 +153,6 @@ __attribute__((target("pclmul,sse4.2"))) static uint32_t multiply(uint32_t crc, 
 static void init(void)
 {
 	make_bytes();
-	make_zeros(long_zeros, LONG);
-	make_zeros(short_zeros, SHORT);
 	make_behind();
 #if defined(__x86_64__)
 	has_instruction = __builtin_cpu_supports("sse4.2");
@@ -220,19 +193,39 @@ static uint32_t portable(uint32_t crc, const unsigned char *data, size_t len)
 	return ~crc;
 }
 
-#ifdef CRC_TARGET
-
-static uint32_t shift(uint32_t zeros[4][256], uint32_t crc)
+/* What a checksum counts for once there are len more bytes behind it. */
+static uint32_t shift_portable(uint32_t crc, size_t len)
 {
-	return zeros[0][crc & 0xff] ^ zeros[1][crc >> 8 & 0xff] ^ zeros[2][crc >> 16 & 0xff] ^
-	       zeros[3][crc >> 24];
+	uint64_t product = 0;
+
+	assert(len <= CRC32C_JOIN_MAX);
+	for (unsigned bit = 0; bit < 32; bit++)
+		product ^= behind[len] >> bit & 1 ? (uint64_t)crc << bit : 0;
+	return of_word(product << 1);
 }
 
-/* Three stretches of so many bytes each, as often as they fit. */
-CRC_TARGET static uint32_t stretches(uint32_t crc, const unsigned char **data, size_t *len,
-				     size_t stretch, uint32_t zeros[4][256])
+static uint32_t shift(uint32_t crc, size_t len)
 {
-	for (; *len >= 3 * stretch; *len -= 3 * stretch, *data += 3 * stretch) {
+	assert(len <= CRC32C_JOIN_MAX);
+#if defined(__x86_64__)
+	if (has_product)
+		return multiply(crc, behind[len]);
+#endif
+	return shift_portable(crc, len);
+}
+
+#ifdef CRC_TARGET
+
+/*
+ * The instruction takes three cycles and can be begun each cycle: three neighbouring stretches at once, whose checksums are
+ * then put together, as often as that is faster.
+ */
+CRC_TARGET static uint32_t stretches(uint32_t crc, const unsigned char **data, size_t *len)
+{
+	size_t least = has_product ? 64 : 512;
+
+	while (*len >= 3 * least) {
+		size_t stretch = MIN(*len / 3 / 8 * 8, (size_t)CRC32C_JOIN_MAX);
 		uint64_t a = crc, b = 0, c = 0;
 
 		for (size_t i = 0; i < stretch; i += 8) {
@@ -240,7 +233,9 @@ CRC_TARGET static uint32_t stretches(uint32_t crc, const unsigned char **data, s
 			b = CRC_WORD(b, load(*data + stretch + i));
 			c = CRC_WORD(c, load(*data + 2 * stretch + i));
 		}
-		crc = shift(zeros, shift(zeros, (uint32_t)a) ^ (uint32_t)b) ^ (uint32_t)c;
+		crc = shift(shift((uint32_t)a, stretch) ^ (uint32_t)b, stretch) ^ (uint32_t)c;
+		*data += 3 * stretch;
+		*len -= 3 * stretch;
 	}
 	return crc;
 }
@@ -254,8 +249,7 @@ CRC_TARGET static uint32_t by_instruction(uint32_t crc, const unsigned char *dat
 #endif
 	for (; len && (uintptr_t)data % 8; len--)
 		crc = CRC_BYTE(crc, *data++);
-	crc = stretches(crc, &data, &len, LONG, long_zeros);
-	crc = stretches(crc, &data, &len, SHORT, short_zeros);
+	crc = stretches(crc, &data, &len);
 	for (; len >= 8; len -= 8, data += 8)
 		crc = (uint32_t)CRC_WORD(crc, load(data));
 	for (; len; len--)
@@ -283,20 +277,12 @@ uint32_t crc32c(uint32_t crc, const void *data, size_t len)
 
 uint32_t crc32c_join_portable(uint32_t first, uint32_t second, size_t len)
 {
-	uint64_t product = 0;
-
 	(void)pthread_once(&once, init);
-	for (unsigned bit = 0; bit < 32; bit++)
-		product ^= behind[len] >> bit & 1 ? (uint64_t)first << bit : 0;
-	return of_word(product << 1) ^ second;
+	return shift_portable(first, len) ^ second;
 }
 
 uint32_t crc32c_join(uint32_t first, uint32_t second, size_t len)
 {
 	(void)pthread_once(&once, init);
-#if defined(__x86_64__)
-	if (has_product)
-		return multiply(first, behind[len]) ^ second;
-#endif
-	return crc32c_join_portable(first, second, len);
+	return shift(first, len) ^ second;
 }

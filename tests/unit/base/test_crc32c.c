@@ -66,8 +66,9 @@ TEST(pieces_are_joined)
 /* Around the stretches that are taken at once, at every alignment. */
 TEST(any_length_and_alignment)
 {
-	static const size_t near[] = { 0,    8,		  64,	256,	  768,
-				       1024, 3 * 256 * 4, 8192, 3 * 8192, 6 * 8192 };
+	static const size_t near[] = { 0,	8,    64,	   184,	 256,	       768,
+				       1024,	1528, 3 * 256 * 4, 8192, 3 * 4096 - 8, 3 * 8192,
+				       6 * 8192 };
 	static unsigned char data[7 * 8192];
 
 	fill(data, sizeof(data));
