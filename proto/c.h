@@ -32,6 +32,7 @@
 /* Fetches memory that will be written soon, or not: any address will do. */
 static _fetches_ void fetch_to_write(const void *data, size_t len)
 {
+#pragma GCC unroll 8
 	for (size_t i = 0; i < len; i += CACHE_LINE)
 		__builtin_prefetch((const char *)data + i, 1);
 }

@@ -27,7 +27,7 @@
 #define POLYNOMIAL 0x82f63b78u /* reflected */
 
 static uint32_t bytes[8][256]; /* a byte, followed by 0 to 7 zero bytes */
-static bool has_instruction, has_wide, has_product;
+static _unused_ bool has_instruction, has_wide, has_product; /* as the processor has them */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void make_bytes(void)
@@ -222,10 +222,10 @@ static uint32_t shift(uint32_t crc, size_t len)
  */
 CRC_TARGET static uint32_t stretches(uint32_t crc, const unsigned char **data, size_t *len)
 {
-	size_t least = has_product ? 64 : 512;
+	size_t least = has_product ? 64 : 256;
 
 	while (*len >= 3 * least) {
-		size_t stretch = MIN(*len / 3 / 8 * 8, (size_t)CRC32C_JOIN_MAX);
+		size_t stretch = MIN(*len / 3, (size_t)CRC32C_JOIN_MAX) / 8 * 8;
 		uint64_t a = crc, b = 0, c = 0;
 
 		for (size_t i = 0; i < stretch; i += 8) {

@@ -56,6 +56,7 @@ static struct call *call_of(const struct lane *lane, uint32_t cookie)
 
 static void fetch_soon(const struct call *call)
 {
+#pragma GCC unroll 32
 	for (size_t i = 0; call && i < CALL_SOON; i++)
 		__builtin_prefetch(call->soon[i], 1);
 }
@@ -347,12 +348,14 @@ static void fetch_next(const struct lane *lane, const unsigned char *data, size_
 		fetch_call(call_ahead(lane, data + at, len - at));
 }
 
-/* Payload that is here already. Returns how much was taken. */
+/* Payload that is here already. Returns how much was taken. The memory of a small one comes into the cache beside its checksum. */
 static size_t take_payload(struct lane *lane, unsigned char *data, size_t len)
 {
 	size_t n = MIN(len, lane->input.target_len);
 
 	fetch_next(lane, data, len);
+	if (n <= DATA_PACKED_MAX)
+		fetch_to_write(lane->input.target, n);
 	seal_payload(lane, data, n);
 	memcpy(lane->input.target, data, n);
 	lane->worker->n_copied += n;

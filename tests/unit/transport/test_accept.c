@@ -294,12 +294,17 @@ TEST(no_more_than_max_connections)
 	_cleanup_(pair_freep) struct pair *pair =
 		server_new((struct pair_config){ .max_connections = 6 });
 	int fds[4], more;
+	char text[192];
 
 	pair_settle(pair);
 	for (unsigned i = 0; i < 3; i++)
 		fds[i] = raw_shake(pair, port_of(pair), NULL, 10 + i, 0);
 	/* Two are the pair's. */
 	PAIR_UNTIL(pair, pair->b.transport->port.n_accepted == 5);
+	ASSERT_TRUE(accept_has_its_share(pair->b.transport, "127.0.0.1", text, sizeof(text)));
+	ASSERT_STR(text, "5 connections are from its TCP address (127.0.0.1) already: three "
+			 "quarters of what others leave (max_connections: 6)");
+	ASSERT_TRUE(!accept_has_its_share(pair->b.transport, "127.0.0.2", text, sizeof(text)));
 	more = raw_shake(pair, port_of(pair), NULL, 20, 0);
 	expect_closed(pair, more);
 	ASSERT_EQ(pair->b.transport->port.n_accepted, 5);
